@@ -1,0 +1,148 @@
+"""Plain torch twins of every kernel: the specification, the fallback without a compiler, and the first CUDA path.
+
+Any floating dtype on any device. Shapes never depend on data and nothing is read back to the host, so a pass has the
+same launches whatever it carries.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.kernels.ops import (
+    SPAN_CONTEXT_END,
+    SPAN_CONTEXT_START,
+    SPAN_FRESH_END,
+    SPAN_FRESH_START,
+    SPAN_SEAT,
+)
+from outrider.weights.packed import PackedWeight
+
+ATTENTION_ROWS = 16  # rows whose keys and values are gathered at a time, to bound memory in prefill
+
+
+class TorchKernels:
+    """The `Kernels` protocol in plain torch. Sums are taken in float32 (float64 for float64 inputs)."""
+
+    name = "torch"
+    row_invariant = False  # torch picks another product for another number of rows
+
+    def __init__(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        """Weights are kept dequantised, in `dtype` on `device`."""
+        self.dtype = dtype
+        self.device = torch.device(device)
+
+    def pack(self, weight: PackedWeight) -> Tensor:
+        """The numbers of a weight, [out, in]."""
+        return weight.dequantize(self.dtype, self.device)
+
+    def linear(self, inputs: Tensor, weight: Tensor) -> Tensor:
+        """inputs [R, in] @ weight [out, in]^T -> [R, out]."""
+        return functional.linear(inputs, weight)
+
+    def embed(self, token_ids: Tensor, weight: Tensor) -> Tensor:
+        """Rows token_ids [R] of weight [V, N] -> [R, N]."""
+        return functional.embedding(token_ids, weight)
+
+    def rms_norm(self, inputs: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+        return (_normalized(_widened(inputs), eps) * _widened(weight)).to(inputs.dtype)
+
+    def rms_norm_add(self, inputs: Tensor, weight: Tensor, residual: Tensor, *, eps: float) -> Tensor:
+        """residual + rms_norm(inputs)."""
+        return residual + self.rms_norm(inputs, weight, eps=eps)
+
+    def head_norm_rope(
+        self, heads: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor, *, eps: float
+    ) -> Tensor:
+        """Norm over each head of [R, H, D] (unless weight is None), then rotate the pairs (i, i + D/2)."""
+        wide = _widened(heads)
+        if weight is not None:
+            wide = _normalized(wide, eps) * _widened(weight)
+        row_cos = cos[positions][:, None, :]  # [R, 1, D/2]
+        row_sin = sin[positions][:, None, :]
+        first, second = wide.chunk(2, dim=-1)
+        rotated = torch.cat([first * row_cos - second * row_sin, second * row_cos + first * row_sin], dim=-1)
+        return rotated.to(heads.dtype)
+
+    def gated_activation(self, gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
+        """activation(gate) * up."""
+        wide = _widened(gate)
+        activated = functional.silu(wide) if activation == "silu" else functional.gelu(wide, approximate="tanh")
+        return (activated * _widened(up)).to(gate.dtype)
+
+    def write_cache(
+        self, cache_k: Tensor, cache_v: Tensor, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor
+    ) -> None:
+        """Store keys and values [R, G, D] at cache[seat, position mod C]; live rows must not share a slot."""
+        # A spare row repeats the first live row's write, or writes back what is there if no row is live.
+        live = seats >= 0
+        rows = torch.arange(seats.shape[0], device=seats.device)
+        source = torch.where(live, rows, live.int().argmax())
+        target_seats = seats[source].clamp_min(0)
+        slots = positions[source] % cache_k.shape[1]
+        any_live = live[source][:, None, None]
+        for cache, fresh in ((cache_k, keys), (cache_v, values)):
+            cache[target_seats, slots] = torch.where(any_live, fresh[source], cache[target_seats, slots])
+
+    def attention(
+        self,
+        queries: Tensor,
+        cache_k: Tensor,
+        cache_v: Tensor,
+        spans: Tensor,
+        *,
+        scale: float,
+        fresh_k: Tensor | None = None,
+        fresh_v: Tensor | None = None,
+    ) -> Tensor:
+        """Softmax attention of queries [R, H, D] over the context and fresh rows that spans [R, 5] names."""
+        num_fresh = 0 if fresh_k is None else fresh_k.shape[0]
+        outputs = []
+        for start in range(0, queries.shape[0], ATTENTION_ROWS):
+            rows = slice(start, start + ATTENTION_ROWS)
+            visible = _visible(spans[rows], num_slots=cache_k.shape[1], num_fresh=num_fresh)
+            keys = _gathered(cache_k, fresh_k, spans[rows], visible)
+            values = _gathered(cache_v, fresh_v, spans[rows], visible)
+            outputs.append(_attend(queries[rows], keys, values, visible, scale=scale))
+        return torch.cat(outputs) if outputs else torch.empty_like(queries)
+
+
+def _widened(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.to(torch.float32)
+
+
+def _normalized(values: Tensor, eps: float) -> Tensor:
+    return values * torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + eps)
+
+
+def _visible(spans: Tensor, *, num_slots: int, num_fresh: int) -> Tensor:
+    """Which of a seat's slots, then which fresh rows, each row sees: bool [R, C + F]."""
+    start = spans[:, SPAN_CONTEXT_START, None]
+    newest = spans[:, SPAN_CONTEXT_END, None] - 1
+    slots = torch.arange(num_slots, device=spans.device)
+    positions = newest - torch.remainder(newest - slots, num_slots)  # the newest position that a slot can hold
+    fresh = torch.arange(num_fresh, device=spans.device)
+    in_context = positions >= start.clamp_min(0)
+    in_fresh = (fresh >= spans[:, SPAN_FRESH_START, None]) & (fresh < spans[:, SPAN_FRESH_END, None])
+    return torch.cat([in_context, in_fresh], dim=1) & (spans[:, SPAN_SEAT, None] >= 0)
+
+
+def _gathered(cache: Tensor, fresh: Tensor | None, spans: Tensor, visible: Tensor) -> Tensor:
+    """Each row's keys or values, [R, C + F, G, D]; what it does not see is 0, since 0 * NaN would be NaN."""
+    rows = cache[spans[:, SPAN_SEAT].clamp_min(0).long()]
+    if fresh is not None:
+        rows = torch.cat([rows, fresh.expand(rows.shape[0], *fresh.shape)], dim=1)
+    return _widened(rows).masked_fill(~visible[:, :, None, None], 0.0)
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor, *, scale: float) -> Tensor:
+    num_rows, num_heads, head_size = queries.shape
+    grouped = _widened(queries).view(num_rows, keys.shape[2], -1, head_size)  # [R, G, H/G, D]
+    hidden = ~visible[:, None, None, :]
+    scores = torch.einsum("rghd,rsgd->rghs", grouped, keys) * scale
+    weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    weights = weights.masked_fill(hidden, 0.0)  # a row that sees nothing gets zeros
+    attended = torch.einsum("rghs,rsgd->rghd", weights, values)
+    return attended.reshape(num_rows, num_heads, head_size).to(queries.dtype)
