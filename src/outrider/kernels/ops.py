@@ -1,0 +1,89 @@
+"""The only door to the kernels: what a kernel set must offer, and which set a machine gets.
+
+Models never import a kernel; they call the `Kernels` object they were built with. `reference.py` is the plain torch
+twin of everything here and the specification; `cpu.py` is the compiled set for CPUs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from outrider.weights.packed import PackedWeight
+
+# Columns of `spans`, int32 [R, 5]: what each query row of `attention` may see.
+SPAN_SEAT, SPAN_CONTEXT_START, SPAN_CONTEXT_END, SPAN_FRESH_START, SPAN_FRESH_END = range(5)
+
+
+class Kernels(Protocol):
+    """A set of kernels. R rows, N hidden size, H query heads, G key/value heads, D head size, S seats, C cache slots.
+
+    Contract (design §4.2): a row's result depends on that row's own inputs only, never on how many rows share the
+    call nor on which they are. Rows whose seat is -1 are spare: their results are zero and they write nothing.
+    """
+
+    name: str
+    row_invariant: bool  # True where the contract above holds bit for bit
+
+    def pack(self, weight: PackedWeight) -> Any:
+        """Prepare a stored weight for `linear` and `embed` of this set."""
+        ...
+
+    def linear(self, inputs: Tensor, weight: Any) -> Tensor:
+        """inputs [R, in] @ weight [out, in]^T -> [R, out]."""
+        ...
+
+    def logits(self, inputs: Tensor, weight: Any) -> Tensor:
+        """`linear` whose result is at least float32: [R, in] -> [R, out]. Half-precision logits would tie."""
+        ...
+
+    def embed(self, token_ids: Tensor, weight: Any) -> Tensor:
+        """Rows of a weight: token_ids int64 [R] -> [R, in]; not scaled."""
+        ...
+
+    def rms_norm(self, inputs: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension of [R, N]."""
+        ...
+
+    def rms_norm_add(self, inputs: Tensor, weight: Tensor, residual: Tensor, *, eps: float) -> Tensor:
+        """residual + rms_norm(inputs): the sandwich norm of Gemma, [R, N]."""
+        ...
+
+    def head_norm_rope(
+        self, heads: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor, *, eps: float
+    ) -> Tensor:
+        """RMS norm over each head of [R, H, D] (skipped if weight is None), then rotary embedding, half-split pairs (i, i + D/2).
+
+        cos and sin are tables [P, D/2] indexed by positions int64 [R].
+        """
+        ...
+
+    def gated_activation(self, gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
+        """activation(gate) * up, [R, I]; activation is 'gelu_tanh' or 'silu'."""
+        ...
+
+    def write_cache(
+        self, cache_k: Tensor, cache_v: Tensor, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor
+    ) -> None:
+        """Store keys and values [R, G, D] at cache[seat, position mod C], cache [S, C, G, D]; int64 [R] seats, positions."""
+        ...
+
+    def attention(
+        self,
+        queries: Tensor,
+        cache_k: Tensor,
+        cache_v: Tensor,
+        spans: Tensor,
+        *,
+        scale: float,
+        fresh_k: Tensor | None = None,
+        fresh_v: Tensor | None = None,
+    ) -> Tensor:
+        """Softmax attention of queries [R, H, D] -> [R, H, D].
+
+        Row r sees, in this order, the cached positions context_start <= p < context_end of its seat (slot p mod C of
+        [S, C, G, D]; at most C of them) and the fresh rows fresh_start <= f < fresh_end of fresh_k, fresh_v [F, G, D].
+        Query head h reads key/value head h // (H / G).
+        """
+        ...

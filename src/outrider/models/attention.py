@@ -1,0 +1,85 @@
+"""Caches, spans and rotary tables: what every attention layer of every model needs to know about positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider.models.config import LayerSpec, RopeSpec
+
+
+class LayerCache(NamedTuple):
+    """Keys and values of one layer, [S, C, G, D]. Position p of a seat lives in slot p mod C.
+
+    Rollback needs no work: a rejected row is overwritten by the row that takes its position before anyone reads it,
+    and C exceeds the window by the rows of a pass, so a rejected row never displaced one that is still visible.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+
+def num_cache_slots(window: int | None, *, context_length: int, max_rows: int) -> int:
+    """Slots C of a layer: all positions for full attention, window + rows of one pass for a sliding window."""
+    return context_length if window is None else min(context_length, window + max_rows)
+
+
+def allocate_caches(
+    layers: Sequence[LayerSpec],
+    *,
+    num_seats: int,
+    context_length: int,
+    max_rows: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> list[LayerCache]:
+    """One empty LayerCache a layer; `max_rows` is the most rows one request has in one pass."""
+    caches = []
+    for spec in layers:
+        slots = num_cache_slots(spec.window, context_length=context_length, max_rows=max_rows)
+        shape = (num_seats, slots, spec.num_kv_heads, spec.head_dim)
+        keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        caches.append(LayerCache(keys, values))
+    return caches
+
+
+def causal_spans(seats: Tensor, positions: Tensor, window: int | None) -> Tensor:
+    """Spans (kernels.ops) of target rows, int32 [R, 5]: the row's own position and the window before it.
+
+    seats and positions are int64 [R]; the rows' keys must be in the cache already.
+    """
+    ends = positions + 1
+    starts = torch.zeros_like(ends) if window is None else (ends - window).clamp_min(0)
+    nothing = torch.zeros_like(ends)
+    return torch.stack([seats, starts, ends, nothing, nothing], dim=1).to(torch.int32)
+
+
+class RopeTable(NamedTuple):
+    """cos and sin, [P, D/2]."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rope_table(
+    spec: RopeSpec, *, head_dim: int, num_positions: int, dtype: torch.dtype, device: torch.device | str
+) -> RopeTable:
+    """Rotary tables for positions 0 .. P-1, float32 (float64 for a float64 model)."""
+    precise = torch.float64 if dtype == torch.float64 else torch.float32
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(precise) / head_dim
+    inv_freq = 1.0 / (spec.theta**exponents) / spec.factor
+    angles = torch.arange(num_positions, dtype=torch.int64).to(precise)[:, None] * inv_freq[None, :]
+    return RopeTable(angles.cos().to(device), angles.sin().to(device))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The packed rows of one target pass; a spare row has seat -1 and position 0."""
+
+    token_ids: Tensor  # int64 [R]
+    seats: Tensor  # int64 [R]
+    positions: Tensor  # int64 [R]

@@ -1,0 +1,128 @@
+"""The dense Gemma text decoder as a target: packed rows in, hidden states and taps out.
+
+Gemma 3 today. Generations differ in the fields of `TargetConfig` and `LayerSpec`; the code below is one decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.ops import Kernels
+from outrider.models.attention import LayerCache, Rows, causal_spans, rope_table
+from outrider.models.config import LayerSpec, TargetConfig
+from outrider.models.layers import AttentionWeights, MlpWeights, WeightReader, soft_cap
+from outrider.weights.loader import Checkpoint, TensorClaims
+
+
+@dataclass(frozen=True)
+class GemmaLayer:
+    """One decoder layer with its four sandwich norms."""
+
+    spec: LayerSpec
+    attention: AttentionWeights
+    mlp: MlpWeights
+    input_norm: Tensor
+    post_attention_norm: Tensor
+    pre_feedforward_norm: Tensor
+    post_feedforward_norm: Tensor
+
+    @staticmethod
+    def read(reader: WeightReader, prefix: str, spec: LayerSpec, config: TargetConfig) -> GemmaLayer:
+        """Claim every tensor under `<prefix>.`."""
+        size = config.hidden_size
+        return GemmaLayer(
+            spec=spec,
+            attention=AttentionWeights.read(
+                reader, f"{prefix}.self_attn", spec, hidden_size=size, num_heads=config.num_heads
+            ),
+            mlp=MlpWeights.read(
+                reader, f"{prefix}.mlp", hidden_size=size, intermediate_size=config.intermediate_size
+            ),
+            input_norm=reader.norm(f"{prefix}.input_layernorm.weight", size),
+            post_attention_norm=reader.norm(f"{prefix}.post_attention_layernorm.weight", size),
+            pre_feedforward_norm=reader.norm(f"{prefix}.pre_feedforward_layernorm.weight", size),
+            post_feedforward_norm=reader.norm(f"{prefix}.post_feedforward_layernorm.weight", size),
+        )
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """What a pass leaves: the last layer's output and the concatenated taps."""
+
+    hidden: Tensor  # [R, N], before the final norm
+    taps: Tensor | None  # [R, taps * N], outputs of the asked layers; None if none were asked
+
+
+class GemmaTarget:
+    """Weights of a dense Gemma decoder and its forward pass over packed rows."""
+
+    def __init__(
+        self,
+        config: TargetConfig,
+        checkpoint: Checkpoint,
+        *,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        device: torch.device,
+        context_length: int,
+    ) -> None:
+        claims = TensorClaims(checkpoint)
+        reader = WeightReader(claims, kernels, norm_offset=config.norm_offset, dtype=dtype, device=device)
+        self.config, self.kernels, self.dtype, self.device = config, kernels, dtype, device
+        self.stored_embedding = claims.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+        self.embedding = kernels.pack(self.stored_embedding)
+        self.embedding_scale = torch.tensor(config.embedding_scale).to(dtype).item()  # rounded as the model was trained
+        self.layers = [
+            GemmaLayer.read(reader, f"model.layers.{i}", spec, config) for i, spec in enumerate(config.layers)
+        ]
+        self.final_norm = reader.norm("model.norm.weight", config.hidden_size)
+        claims.finish()
+        self.ropes = {
+            (spec.rope, spec.head_dim): rope_table(
+                spec.rope, head_dim=spec.head_dim, num_positions=context_length, dtype=dtype, device=device
+            )
+            for spec in config.layers
+        }
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Scaled input embeddings: int64 [R] -> [R, N]."""
+        return self.kernels.embed(token_ids, self.embedding) * self.embedding_scale
+
+    def forward(self, rows: Rows, caches: Sequence[LayerCache], *, tap_layers: Sequence[int] = ()) -> TargetOutput:
+        """Run packed rows, write their keys and values, return hidden states and taps.
+
+        Tap l is the output of decoder layer l (0-based), before any final norm (formats.md §2.1).
+        """
+        hidden = self.embed(rows.token_ids)
+        windows = {spec.window for spec in self.config.layers}
+        spans = {window: causal_spans(rows.seats, rows.positions, window) for window in windows}
+        outputs: dict[int, Tensor] = {}
+        for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            hidden = self._layer_forward(layer, cache, hidden, rows, spans[layer.spec.window])
+            if index in tap_layers:
+                outputs[index] = hidden
+        taps = torch.cat([outputs[i] for i in tap_layers], dim=-1) if tap_layers else None
+        return TargetOutput(hidden, taps)
+
+    def _layer_forward(self, layer: GemmaLayer, cache: LayerCache, hidden: Tensor, rows: Rows, spans: Tensor) -> Tensor:
+        kernels, eps, attention = self.kernels, self.config.rms_norm_eps, layer.attention
+        rope = self.ropes[layer.spec.rope, layer.spec.head_dim]
+        normed = kernels.rms_norm(hidden, layer.input_norm, eps=eps)
+        keys, values = attention.keys_values(normed, rope, rows.positions, kernels=kernels, eps=eps)
+        kernels.write_cache(cache.keys, cache.values, keys, values, rows.seats, rows.positions)
+        queries = attention.queries(normed, rope, rows.positions, kernels=kernels, eps=eps)
+        attended = kernels.attention(queries, cache.keys, cache.values, spans, scale=self.config.attention_scale)
+        mixed = attention.output(attended, kernels=kernels)
+        hidden = kernels.rms_norm_add(mixed, layer.post_attention_norm, hidden, eps=eps)
+        normed = kernels.rms_norm(hidden, layer.pre_feedforward_norm, eps=eps)
+        fed = layer.mlp.forward(normed, kernels=kernels, activation=self.config.activation)
+        return kernels.rms_norm_add(fed, layer.post_feedforward_norm, hidden, eps=eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Last layer's output [R, N] -> logits [R, V], at least float32, soft-capped where the model is."""
+        normed = self.kernels.rms_norm(hidden, self.final_norm, eps=self.config.rms_norm_eps)
+        return soft_cap(self.kernels.logits(normed, self.embedding), self.config.final_logit_softcapping)

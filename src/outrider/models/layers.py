@@ -1,0 +1,105 @@
+"""The parts Gemma targets and drafters are made of, as thin wrappers that hold weights and call kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.ops import Kernels
+from outrider.models.attention import LayerCache, RopeTable
+from outrider.models.config import LayerSpec
+from outrider.weights.loader import TensorClaims
+
+
+class WeightReader:
+    """Takes tensors from a checkpoint by name and shape, once each, in the form the kernels want."""
+
+    def __init__(
+        self, claims: TensorClaims, kernels: Kernels, *, norm_offset: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.claims, self.kernels = claims, kernels
+        self.norm_offset, self.dtype, self.device = norm_offset, dtype, device
+
+    def linear(self, name: str, out_features: int, in_features: int) -> Any:
+        """A packed matrix [out, in] for `Kernels.linear`."""
+        return self.kernels.pack(self.claims.take(name, (out_features, in_features)))
+
+    def norm(self, name: str, size: int) -> Tensor:
+        """A norm weight [size], offset included, in at least float32."""
+        precise = torch.float64 if self.dtype == torch.float64 else torch.float32
+        return self.claims.take(name, (size,)).dequantize(precise, self.device) + self.norm_offset
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """Projections and head norms of one attention layer (bias-free; no V norm)."""
+
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    o_proj: Any
+    q_norm: Tensor
+    k_norm: Tensor
+
+    @staticmethod
+    def read(reader: WeightReader, prefix: str, spec: LayerSpec, *, hidden_size: int, num_heads: int) -> AttentionWeights:
+        """Claim `<prefix>.{q,k,v,o}_proj` and `{q,k}_norm`."""
+        q_size, kv_size = num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        return AttentionWeights(
+            q_proj=reader.linear(f"{prefix}.q_proj.weight", q_size, hidden_size),
+            k_proj=reader.linear(f"{prefix}.k_proj.weight", kv_size, hidden_size),
+            v_proj=reader.linear(f"{prefix}.v_proj.weight", kv_size, hidden_size),
+            o_proj=reader.linear(f"{prefix}.o_proj.weight", hidden_size, q_size),
+            q_norm=reader.norm(f"{prefix}.q_norm.weight", spec.head_dim),
+            k_norm=reader.norm(f"{prefix}.k_norm.weight", spec.head_dim),
+        )
+
+    def queries(self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float) -> Tensor:
+        """hidden [R, N] -> normed, rotated queries [R, H, D]."""
+        heads = kernels.linear(hidden, self.q_proj).view(len(hidden), -1, self.q_norm.shape[0])
+        return kernels.head_norm_rope(heads, self.q_norm, rope.cos, rope.sin, positions, eps=eps)
+
+    def keys_values(
+        self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
+    ) -> LayerCache:
+        """hidden [R, N] -> normed, rotated keys and plain values, each [R, G, D]."""
+        head_dim = self.k_norm.shape[0]
+        keys = kernels.linear(hidden, self.k_proj).view(len(hidden), -1, head_dim)
+        values = kernels.linear(hidden, self.v_proj).view(len(hidden), -1, head_dim)
+        return LayerCache(kernels.head_norm_rope(keys, self.k_norm, rope.cos, rope.sin, positions, eps=eps), values)
+
+    def output(self, attended: Tensor, *, kernels: Kernels) -> Tensor:
+        """Attention result [R, H, D] -> [R, N]."""
+        return kernels.linear(attended.view(len(attended), -1), self.o_proj)
+
+
+@dataclass(frozen=True)
+class MlpWeights:
+    """down(activation(gate x) * up x)."""
+
+    gate_proj: Any
+    up_proj: Any
+    down_proj: Any
+
+    @staticmethod
+    def read(reader: WeightReader, prefix: str, *, hidden_size: int, intermediate_size: int) -> MlpWeights:
+        """Claim `<prefix>.{gate,up,down}_proj`."""
+        return MlpWeights(
+            gate_proj=reader.linear(f"{prefix}.gate_proj.weight", intermediate_size, hidden_size),
+            up_proj=reader.linear(f"{prefix}.up_proj.weight", intermediate_size, hidden_size),
+            down_proj=reader.linear(f"{prefix}.down_proj.weight", hidden_size, intermediate_size),
+        )
+
+    def forward(self, hidden: Tensor, *, kernels: Kernels, activation: str) -> Tensor:
+        """hidden [R, N] -> [R, N]."""
+        gate = kernels.linear(hidden, self.gate_proj)
+        up = kernels.linear(hidden, self.up_proj)
+        return kernels.linear(kernels.gated_activation(gate, up, activation=activation), self.down_proj)
+
+
+def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
+    """cap * tanh(logits / cap); unchanged where there is no cap."""
+    return logits if cap is None else cap * torch.tanh(logits / cap)
