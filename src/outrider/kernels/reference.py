@@ -41,6 +41,12 @@ class TorchKernels:
         """inputs [R, in] @ weight [out, in]^T -> [R, out]."""
         return functional.linear(inputs, weight)
 
+    def logits(self, inputs: Tensor, weight: Tensor) -> Tensor:
+        """`linear` with a float32 result (float64 for float64 inputs), so that half-precision logits do not tie."""
+        if inputs.is_cuda and inputs.dtype != torch.float32 and inputs.dtype != torch.float64:
+            return torch.mm(inputs, weight.t(), out_dtype=torch.float32)
+        return _widened(functional.linear(inputs, weight))
+
     def embed(self, token_ids: Tensor, weight: Tensor) -> Tensor:
         """Rows token_ids [R] of weight [V, N] -> [R, N]."""
         return functional.embedding(token_ids, weight)
