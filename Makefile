@@ -1,0 +1,54 @@
+# `make demo` and `make test` start from a bare checkout; both need only Python 3.11 or newer and, for speed, a C compiler.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev demo test test-slow lint format golden clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.setup-stamp ## make .venv with the outrider command and the embedded default
+setup-dev: $(VENV)/.dev-stamp ## setup, and what tests and lint need
+
+demo: setup ## the embedded default, plain and with its drafter, side by side
+	$(BIN)/outrider demo
+
+test: setup-dev ## the default tests: CPU, no network, none that are slow
+	$(PYTEST)
+
+test-slow: setup-dev ## the slow tests
+	$(PYTEST) -m "slow and not gpu"
+
+lint: setup-dev ## ruff, mypy and the import contract
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup-dev ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+golden: setup-dev ## remake tests/golden; review its diff like code
+	@for script in tools/golden_*.py; do \
+		if [ -e "$$script" ]; then echo "$$script" && $(BIN)/python "$$script" || exit 1; fi; \
+	done
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
+
+# Editable, so a change of source needs no new set-up; only a change of what is installed does.
+$(VENV)/.setup-stamp: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Outrider needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable ".[demo]"
+	@touch $@
+
+$(VENV)/.dev-stamp: $(VENV)/.setup-stamp
+	$(PIP) --editable ".[demo,train,dev]"
+	@touch $@
