@@ -1,0 +1,78 @@
+"""The nouns: what sampling parameters refuse, and what acceptance counts count."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outrider.core import GREEDY_TEMPERATURE, MAX_STOP_STRINGS, AcceptanceStats, SamplingParams
+from outrider.errors import RequestError
+
+
+def test_defaults_are_greedy_and_unlimited() -> None:
+    params = SamplingParams()
+    assert params.is_greedy
+    assert params.max_tokens is None
+    assert params.num_speculative_tokens is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": 0.0, "top_p": 1.0, "min_p": 1.0, "top_k": 0},
+        {"temperature": 2.0, "top_p": 1e-6, "top_k": 262_144, "seed": -1},
+        {"max_tokens": 1, "num_speculative_tokens": 0, "seed": 2**63 - 1},
+        {"stop_strings": ["\n\n"], "stop_token_ids": [0, 106]},
+    ],
+)
+def test_values_that_mean_something_are_taken(values: dict[str, Any]) -> None:
+    assert replace(SamplingParams(**values)) == SamplingParams(**values)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", True),
+        ("temperature", "hot"),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("min_p", 1.5),
+        ("top_k", -1),
+        ("top_k", 2.0),
+        ("max_tokens", 0),
+        ("max_tokens", 1.5),
+        ("num_speculative_tokens", -1),
+        ("seed", 2**63),
+        ("seed", 1.0),
+        ("stop_strings", "one string"),
+        ("stop_strings", ("",)),
+        ("stop_strings", tuple("ab" * MAX_STOP_STRINGS)),
+        ("stop_token_ids", (-1,)),
+    ],
+)
+def test_silly_values_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=name):
+        SamplingParams(**{name: value})
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
+    assert SamplingParams(temperature=GREEDY_TEMPERATURE).is_greedy
+    assert not SamplingParams(temperature=2 * GREEDY_TEMPERATURE).is_greedy
+
+
+def test_lists_of_stops_become_tuples() -> None:
+    assert SamplingParams(stop_strings=["a", "b"]).stop_strings == ("a", "b")  # type: ignore[arg-type]
+
+
+def test_acceptance_counts_add_up() -> None:
+    stats = AcceptanceStats()
+    for draft_length, num_accepted_tokens in ((3, 3), (3, 0), (0, 0)):
+        stats.record_cycle(draft_length=draft_length, num_accepted_tokens=num_accepted_tokens)
+    assert stats == AcceptanceStats(3, 6, 3, {3: 1, 0: 2})
