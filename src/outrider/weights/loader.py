@@ -1,0 +1,136 @@
+"""Load a target's checkpoint, whatever its format, and see to it that a model uses all of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import UnsupportedModelError, WeightsError
+from outrider.weights.file_head import read_head
+from outrider.weights.locate import file_sha256
+from outrider.weights.packed import PackedWeight
+from outrider.weights.prepared import load_prepared
+from outrider.weights.safetensors_dir import load_safetensors_dir, read_config, weight_files
+
+__all__ = ["Checkpoint", "TensorClaims", "load_checkpoint", "load_safetensors_dir"]
+
+# What a stored norm weight lacks to be the factor: Hugging Face Gemma 3 multiplies by (1 + weight).
+_NORM_OFFSETS = {"gemma3_text": 1.0}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A target's weights and the facts that its format declares. Tensors lie in mapped files, on the CPU."""
+
+    config: dict[str, Any]
+    """Hugging Face style, `model_type` gemma3_text."""
+    tensors: dict[str, PackedWeight]
+    """By Hugging Face name."""
+    norm_offset: float
+    """A norm multiplies by (norm_offset + weight)."""
+    tokenizer_path: Path
+    source: Path
+    source_sha256: str
+    """Of the GGUF file; of a directory, over config.json and all weight files."""
+
+
+def load_checkpoint(path: Path, *, progress: Callable[[str], None] | None = None) -> Checkpoint:
+    """Load a GGUF file (prepared into the cache the first time) or a directory of safetensors files.
+
+    `progress` gets a sentence before each step that takes seconds.
+    """
+    report = progress or _ignore
+    if path.is_dir():
+        return _load_directory(path)
+    read_head(path, num_bytes=1)
+    sha256 = file_sha256(path)
+    prepared = load_prepared(path, sha256=sha256, progress=report)
+    return Checkpoint(
+        prepared.config,
+        prepared.tensors,
+        prepared.norm_offset,
+        prepared.tokenizer_path,
+        source=path,
+        source_sha256=sha256,
+    )
+
+
+def _ignore(message: str) -> None:
+    del message
+
+
+def _load_directory(path: Path) -> Checkpoint:
+    model_type = read_config(path).get("model_type")
+    if model_type not in _NORM_OFFSETS:
+        supported = ", ".join(_NORM_OFFSETS)
+        raise UnsupportedModelError(f"{path / 'config.json'} has model_type {model_type!r}; supported: {supported}.")
+    config, tensors = load_safetensors_dir(path)
+    return Checkpoint(
+        config,
+        tensors,
+        _NORM_OFFSETS[model_type],
+        path / "tokenizer.json",
+        source=path,
+        source_sha256=_directory_sha256(path),
+    )
+
+
+def _directory_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    for file in [path / "config.json", *weight_files(path)]:
+        digest.update(f"{file.name} {file_sha256(file)}\n".encode())
+    return digest.hexdigest()
+
+
+class TensorClaims:
+    """Hands out a checkpoint's tensors, each once and in the expected shape, and reports what nobody took."""
+
+    def __init__(self, tensors: Mapping[str, PackedWeight], *, source: Path) -> None:
+        self._tensors = tensors
+        self._source = source
+        self._taken: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def take(self, name: str, shape: tuple[int, ...]) -> PackedWeight:
+        """Return tensor `name`; raises WeightsError if it is missing, has another shape or was taken before."""
+        if name in self._taken:
+            raise WeightsError(f"tensor {name} of {self._source} is claimed twice.")
+        weight = self._tensors.get(name)
+        if weight is None:
+            raise WeightsError(f"tensor {name} is missing from {self._source}.{self._hint(name)}")
+        if tuple(weight.shape) != tuple(shape):
+            raise WeightsError(
+                f"tensor {name} of {self._source} has shape {tuple(weight.shape)}, but its config needs {tuple(shape)}."
+            )
+        self._taken.add(name)
+        return weight
+
+    def finish(self, skip: Iterable[str] = ()) -> list[str]:
+        """Raise WeightsError if tensors are left over, except those matching a pattern in `skip` ("vision_tower.*").
+
+        Returns the names that were skipped, for a report.
+        """
+        patterns = tuple(skip)
+        left_over = [name for name in self._tensors if name not in self._taken]
+        skipped = [name for name in left_over if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        unclaimed = sorted(set(left_over) - set(skipped))
+        if unclaimed:
+            more = f" and {len(unclaimed) - 5} more" if len(unclaimed) > 5 else ""
+            raise WeightsError(
+                f"{self._source} has tensors that this model does not use: {', '.join(unclaimed[:5])}{more}. "
+                "Its config.json describes another model, or the file is not what it seems."
+            )
+        return sorted(skipped)
+
+    def _hint(self, name: str) -> str:
+        """Name a tensor that differs only by a prefix, the usual way to miss one."""
+        for other in self._tensors:
+            if other not in self._taken and (other.endswith("." + name) or name.endswith("." + other)):
+                return f" It has {other}: rename its tensors, a prefix is never guessed."
+        return ""

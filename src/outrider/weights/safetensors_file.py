@@ -1,0 +1,102 @@
+"""Read one safetensors file strictly: every byte belongs to exactly one tensor. Tensors are mapped, not copied."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+from outrider.errors import UnsupportedModelError, WeightsError
+from outrider.weights.file_head import read_head, size_error
+
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
+    **dict.fromkeys(("I32", "U32", "F32"), 4),
+    **dict.fromkeys(("I64", "U64", "F64"), 8),
+}
+
+
+@dataclass(frozen=True)
+class SafetensorsFile:
+    """A checked header: `shapes` of all tensors, and the free-form `metadata`."""
+
+    path: Path
+    shapes: dict[str, tuple[int, ...]]
+    metadata: dict[str, str]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors, backed by the mapped file (copy on write)."""
+        with safe_open(self.path, framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name) for name in self.shapes}
+
+
+def check_safetensors(path: Path) -> SafetensorsFile:
+    """Read and check a header; raises where header, offsets and file size do not agree exactly."""
+    header_bytes, header = _read_header(path)
+    metadata = header.pop("__metadata__", {})
+    spans: list[tuple[int, int, str]] = []
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, entry in header.items():
+        shapes[name], (start, stop) = _read_entry(path, name, entry)
+        spans.append((start, stop, name))
+    end = 0
+    for start, stop, name in sorted(spans):
+        if start != end:
+            verdict = "overlaps the tensor before it" if start < end else "leaves a gap before it"
+            raise WeightsError(f"{path}: tensor {name} {verdict}: offset {start}, expected {end}.")
+        end = stop
+    expected_bytes, found_bytes = _LENGTH_BYTES + header_bytes + end, path.stat().st_size
+    if expected_bytes != found_bytes:
+        raise size_error(path, expected_bytes=expected_bytes, found_bytes=found_bytes)
+    return SafetensorsFile(path, shapes, metadata)
+
+
+def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
+    head = read_head(path, num_bytes=_LENGTH_BYTES)
+    found_bytes = path.stat().st_size
+    if len(head) < _LENGTH_BYTES:
+        raise size_error(path, expected_bytes=_LENGTH_BYTES, found_bytes=found_bytes)
+    (header_bytes,) = struct.unpack("<Q", head)
+    if header_bytes > min(_MAX_HEADER_BYTES, found_bytes - _LENGTH_BYTES):
+        raise WeightsError(
+            f"{path} is cut off in its header or is not a safetensors file: expected at least "
+            f"{_LENGTH_BYTES + header_bytes} bytes, found {found_bytes}. Download it again."
+        )
+    with path.open("rb") as file:
+        file.seek(_LENGTH_BYTES)
+        text = file.read(header_bytes)
+    try:
+        header = json.loads(text)
+    except ValueError as error:
+        raise WeightsError(f"{path} has a header that is not JSON: {error}. Download it again.") from error
+    if not isinstance(header, dict):
+        raise WeightsError(f"{path} has a header that is not a JSON object. Download it again.")
+    return header_bytes, header
+
+
+def _read_entry(path: Path, name: str, entry: Any) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """Shape and byte span of one header entry, once its own numbers agree."""
+    try:
+        dtype, shape = str(entry["dtype"]), tuple(int(extent) for extent in entry["shape"])
+        start, stop = (int(offset) for offset in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise WeightsError(f"{path}: the header's entry for tensor {name} is incomplete: {entry!r}.") from error
+    if dtype not in _ITEM_BYTES:
+        raise UnsupportedModelError(f"{path}: tensor {name} has dtype {dtype}, which cannot be read.")
+    num_bytes = _ITEM_BYTES[dtype]
+    for extent in shape:
+        num_bytes *= extent
+    if start < 0 or min(shape, default=0) < 0 or stop - start != num_bytes:
+        raise WeightsError(
+            f"{path}: tensor {name} of shape {list(shape)} and dtype {dtype} needs {num_bytes} bytes, "
+            f"but its offsets [{start}, {stop}] give {stop - start}."
+        )
+    return shape, (start, stop)
