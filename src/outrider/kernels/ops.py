@@ -6,11 +6,17 @@ twin of everything here and the specification; `cpu.py` is the compiled set for 
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
+from outrider.errors import ConfigError
+from outrider.weights.locate import cache_dir
 from outrider.weights.packed import PackedWeight
+
+KERNEL_KINDS = ("auto", "cpu", "torch")
 
 # Columns of `spans`, int32 [R, 5]: what each query row of `attention` may see.
 SPAN_SEAT, SPAN_CONTEXT_START, SPAN_CONTEXT_END, SPAN_FRESH_START, SPAN_FRESH_END = range(5)
@@ -53,7 +59,7 @@ class Kernels(Protocol):
     def head_norm_rope(
         self, heads: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor, *, eps: float
     ) -> Tensor:
-        """RMS norm over each head of [R, H, D] (skipped if weight is None), then rotary embedding, half-split pairs (i, i + D/2).
+        """RMS norm over each head of [R, H, D] (unless weight is None), rotary embedding of the pairs (i, i + D/2).
 
         cos and sin are tables [P, D/2] indexed by positions int64 [R].
         """
@@ -66,7 +72,10 @@ class Kernels(Protocol):
     def write_cache(
         self, cache_k: Tensor, cache_v: Tensor, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor
     ) -> None:
-        """Store keys and values [R, G, D] at cache[seat, position mod C], cache [S, C, G, D]; int64 [R] seats, positions."""
+        """Store keys and values [R, G, D] at cache[seat, position mod C] of [S, C, G, D].
+
+        seats and positions are int64 [R]; live rows of one call must not share a slot.
+        """
         ...
 
     def attention(
@@ -87,3 +96,29 @@ class Kernels(Protocol):
         Query head h reads key/value head h // (H / G).
         """
         ...
+
+
+def select_kernels(kind: str, *, dtype: torch.dtype, device: torch.device | str) -> Kernels:
+    """The kernel set of one of `KERNEL_KINDS` for a dtype and device.
+
+    'auto' takes the compiled set for float32 on a CPU where it compiles, with a warning where it does not, and torch
+    products elsewhere; 'cpu' insists on the compiled set (ConfigError); 'torch' runs anywhere.
+    """
+    # Both sets import the constants above.
+    from outrider.kernels.cpu import load_cpu_kernels
+    from outrider.kernels.reference import TorchKernels
+
+    suits_cpu_kernels = torch.device(device).type == "cpu" and dtype == torch.float32
+    if kind not in KERNEL_KINDS:
+        raise ConfigError(f"kernels={kind!r} is unknown; choose one of {', '.join(KERNEL_KINDS)}.")
+    if kind == "cpu" and not suits_cpu_kernels:
+        raise ConfigError(f"kernels='cpu' run float32 on a CPU, not {dtype} on {device}; choose 'auto' or 'torch'.")
+    if kind == "torch" or not suits_cpu_kernels:
+        return TorchKernels(dtype, device)
+    try:
+        return load_cpu_kernels(cache_dir())
+    except ConfigError as error:
+        if kind == "cpu":
+            raise
+        warnings.warn(f"Decoding falls back to torch products, several times slower. {error}", stacklevel=2)
+        return TorchKernels(dtype, device)

@@ -1,0 +1,251 @@
+"""The compiled kernels for CPUs: `cpu.c` through ctypes.
+
+Float32 rows, int8 weights decoded in registers. A row's result is the same bits whatever shares the call with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.environment import num_usable_cores
+from outrider.errors import ConfigError
+from outrider.kernels.compiler import load_library
+from outrider.weights.packed import DenseWeight, PackedWeight
+
+# As in cpu.c.
+TILE = 64  # outputs a tile
+LANES = 8  # a group of inputs is whole vectors of this many
+DENSE_GROUP = 32  # inputs that are summed before they join the total, where a weight has no groups
+FLAG_DENSE, FLAG_OFFSETS, FLAG_HALF_SCALES = 1, 2, 4
+
+_POINTER, _COUNT = c_void_p, c_int64
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "set_threads": (c_int32,),
+    "has_half": (),
+    "tile_bytes": (_COUNT, _COUNT, c_int32),
+    "pack": (_POINTER,) * 4,
+    "linear": (_POINTER, _COUNT, _POINTER, _POINTER),
+    "embed": (_POINTER, _COUNT, _POINTER, _POINTER),
+    "rms_norm": (*(_POINTER,) * 4, _COUNT, _COUNT, c_float),
+    "head_norm_rope": (*(_POINTER,) * 6, _COUNT, _COUNT, _COUNT, c_float),
+    "gated_activation": (*(_POINTER,) * 3, _COUNT, c_int32),
+    "write_cache": (*(_POINTER,) * 6, _COUNT, _COUNT, _COUNT),
+    "attention": (*(_POINTER,) * 7, *(_COUNT,) * 5, c_float),
+}
+_RESULTS: dict[str, Any] = {"has_half": c_int32, "tile_bytes": c_int64}
+
+
+class WeightStruct(ctypes.Structure):
+    """`weight_t` of cpu.c."""
+
+    _fields_ = (
+        ("tiles", c_void_p),
+        ("out_features", c_int64),
+        ("in_features", c_int64),
+        ("group_size", c_int64),
+        ("tile_bytes", c_int64),
+        ("flags", c_int32),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class TiledWeight:
+    """A weight as cpu.c reads it."""
+
+    name: str
+    storage: Tensor  # uint8, whole tiles; `struct` points into it
+    struct: WeightStruct
+    address: int  # of `struct`
+    out_features: int
+    in_features: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)."""
+        return self.out_features, self.in_features
+
+
+class CpuKernels:
+    """The `Kernels` protocol on a CPU, in float32."""
+
+    name = "cpu"
+    row_invariant = True
+
+    def __init__(self, library: ctypes.CDLL, *, num_threads: int) -> None:
+        """Call `library`, compiled from cpu.c, with `num_threads` threads (the process has one pool for all sets)."""
+        functions: dict[str, Any] = {}
+        for name, types in _SIGNATURES.items():
+            functions[name] = getattr(library, f"outrider_{name}")
+            functions[name].argtypes = types
+            functions[name].restype = _RESULTS.get(name)
+        functions["set_threads"](num_threads)
+        self.num_threads = num_threads
+        self._keeps_half_scales = bool(functions["has_half"]())
+        self._tile_bytes, self._pack = functions["tile_bytes"], functions["pack"]
+        self._linear, self._embed = functions["linear"], functions["embed"]
+        self._rms_norm, self._head_norm_rope = functions["rms_norm"], functions["head_norm_rope"]
+        self._gated_activation = functions["gated_activation"]
+        self._write_cache, self._attention = functions["write_cache"], functions["attention"]
+
+    def pack(self, weight: PackedWeight) -> TiledWeight:
+        """Lay a matrix [out, in] out in tiles; the numbers stay as they are."""
+        if isinstance(weight, DenseWeight):
+            values = weight.values.to("cpu", torch.float32).contiguous()
+            return self._tiled(weight.name, values, None, None, group_size=DENSE_GROUP)
+        if weight.group_size % LANES or weight.shape[1] % weight.group_size:
+            raise ConfigError(
+                f"{weight.name} has {weight.shape[1]} inputs in groups of {weight.group_size}; the CPU kernels need "
+                f"whole groups of a multiple of {LANES}. Use the torch kernels (--kernels torch)."
+            )
+        offsets = None if weight.offsets is None else weight.offsets.to("cpu", torch.float32).contiguous()
+        scales = self._smallest_exact(weight.scales.cpu())
+        return self._tiled(weight.name, weight.values.cpu(), scales, offsets, group_size=weight.group_size)
+
+    def _smallest_exact(self, scales: Tensor) -> Tensor:
+        """Scales in float16 where that loses nothing: passes are bound by the bytes of the weights."""
+        half = scales.to(torch.float16)
+        return half if self._keeps_half_scales and torch.equal(half.to(torch.float32), scales) else scales
+
+    def _tiled(
+        self, name: str, values: Tensor, scales: Tensor | None, offsets: Tensor | None, *, group_size: int
+    ) -> TiledWeight:
+        out_features, in_features = values.shape
+        flags = FLAG_DENSE if scales is None else 0
+        flags |= FLAG_HALF_SCALES if scales is not None and scales.dtype == torch.float16 else 0
+        flags |= FLAG_OFFSETS if offsets is not None else 0
+        tile_bytes = self._tile_bytes(in_features, group_size, flags)
+        storage = torch.empty(-(-out_features // TILE) * tile_bytes, dtype=torch.uint8)
+        struct = WeightStruct(storage.data_ptr(), out_features, in_features, group_size, tile_bytes, flags)
+        values, scales = values.contiguous(), None if scales is None else scales.contiguous()
+        self._pack(ctypes.addressof(struct), values.data_ptr(), _pointer(scales), _pointer(offsets))
+        return TiledWeight(name, storage, struct, ctypes.addressof(struct), out_features, in_features)
+
+    def linear(self, inputs: Tensor, weight: TiledWeight) -> Tensor:
+        """inputs [R, in] @ weight [out, in]^T -> [R, out]."""
+        inputs = _plain(inputs, torch.float32)
+        num_rows, in_features = inputs.shape
+        assert in_features == weight.in_features, (in_features, weight.name, weight.in_features)
+        outputs = torch.empty((num_rows, weight.out_features), dtype=torch.float32)
+        self._linear(inputs.data_ptr(), num_rows, weight.address, outputs.data_ptr())
+        return outputs
+
+    def logits(self, inputs: Tensor, weight: TiledWeight) -> Tensor:
+        """`linear`: everything is float32 here."""
+        return self.linear(inputs, weight)
+
+    def embed(self, token_ids: Tensor, weight: TiledWeight) -> Tensor:
+        """Rows token_ids [R] of weight [V, N] -> [R, N]."""
+        token_ids = _plain(token_ids, torch.int64)
+        num_rows = token_ids.shape[0]
+        if num_rows and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < weight.out_features:
+            raise IndexError(f"token_ids are not all within the {weight.out_features} rows of {weight.name}.")
+        outputs = torch.empty((num_rows, weight.in_features), dtype=torch.float32)
+        self._embed(token_ids.data_ptr(), num_rows, weight.address, outputs.data_ptr())
+        return outputs
+
+    def rms_norm(self, inputs: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension of [R, N]."""
+        return self._norm(inputs, weight, None, eps)
+
+    def rms_norm_add(self, inputs: Tensor, weight: Tensor, residual: Tensor, *, eps: float) -> Tensor:
+        """residual + rms_norm(inputs), [R, N]."""
+        assert inputs.shape == residual.shape, (inputs.shape, residual.shape)
+        return self._norm(inputs, weight, _plain(residual, torch.float32), eps)
+
+    def _norm(self, inputs: Tensor, weight: Tensor, residual: Tensor | None, eps: float) -> Tensor:
+        inputs, weight = _plain(inputs, torch.float32), _plain(weight, torch.float32)
+        outputs = torch.empty_like(inputs)
+        size = weight.shape[0]
+        assert inputs.shape[-1] == size, (inputs.shape, size)
+        addresses = inputs.data_ptr(), weight.data_ptr(), _pointer(residual), outputs.data_ptr()
+        self._rms_norm(*addresses, inputs.numel() // size, size, eps)
+        return outputs
+
+    def head_norm_rope(
+        self, heads: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor, *, eps: float
+    ) -> Tensor:
+        """Norm over each head of [R, H, D] (unless weight is None), then rotate the pairs (i, i + D/2)."""
+        heads, positions = _plain(heads, torch.float32), _plain(positions, torch.int64)
+        cos, sin = _plain(cos, torch.float32), _plain(sin, torch.float32)
+        outputs = torch.empty_like(heads)
+        addresses = (heads.data_ptr(), _pointer(weight), cos.data_ptr(), sin.data_ptr(), positions.data_ptr())
+        self._head_norm_rope(*addresses, outputs.data_ptr(), *heads.shape, eps)
+        return outputs
+
+    def gated_activation(self, gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
+        """activation(gate) * up, [R, I]."""
+        gate, up = _plain(gate, torch.float32), _plain(up, torch.float32)
+        assert gate.shape == up.shape, (gate.shape, up.shape)
+        outputs = torch.empty_like(gate)
+        is_gelu = activation != "silu"
+        self._gated_activation(gate.data_ptr(), up.data_ptr(), outputs.data_ptr(), gate.numel(), is_gelu)
+        return outputs
+
+    def write_cache(
+        self, cache_k: Tensor, cache_v: Tensor, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor
+    ) -> None:
+        """Store keys and values [R, G, D] at cache[seat, position mod C]."""
+        keys, values = _plain(keys, torch.float32), _plain(values, torch.float32)
+        seats, positions = _plain(seats, torch.int64), _plain(positions, torch.int64)
+        _, num_slots, num_groups, head_size = cache_k.shape
+        assert cache_k.is_contiguous(), "the cache is written in place"
+        assert cache_v.is_contiguous(), "the cache is written in place"
+        addresses = (tensor.data_ptr() for tensor in (cache_k, cache_v, keys, values, seats, positions))
+        self._write_cache(*addresses, keys.shape[0], num_slots, num_groups * head_size)
+
+    def attention(
+        self,
+        queries: Tensor,
+        cache_k: Tensor,
+        cache_v: Tensor,
+        spans: Tensor,
+        *,
+        scale: float,
+        fresh_k: Tensor | None = None,
+        fresh_v: Tensor | None = None,
+    ) -> Tensor:
+        """Softmax attention of queries [R, H, D] over the context and fresh rows that spans [R, 5] names."""
+        queries, spans = _plain(queries, torch.float32), _plain(spans, torch.int32)
+        cache_k, cache_v = _plain(cache_k, torch.float32), _plain(cache_v, torch.float32)
+        if fresh_k is not None and fresh_v is not None:
+            fresh_k, fresh_v = _plain(fresh_k, torch.float32), _plain(fresh_v, torch.float32)
+        outputs = torch.empty_like(queries)
+        num_rows, num_heads, head_size = queries.shape
+        _, num_slots, num_groups, _ = cache_k.shape
+        keys_and_values = cache_k.data_ptr(), cache_v.data_ptr(), _pointer(fresh_k), _pointer(fresh_v)
+        shape = num_rows, num_heads, num_groups, head_size, num_slots
+        self._attention(queries.data_ptr(), *keys_and_values, spans.data_ptr(), outputs.data_ptr(), *shape, scale)
+        return outputs
+
+
+def _plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor as C reads it: of `dtype`, rows one after another."""
+    assert tensor.dtype is dtype, f"{tensor.dtype} where {dtype} is due"
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def chosen_num_threads() -> int:
+    """$OUTRIDER_THREADS, or as many as there are cores this process may use."""
+    chosen = os.environ.get("OUTRIDER_THREADS", "")
+    if not chosen:
+        return num_usable_cores() or 1
+    if not chosen.isdigit() or int(chosen) < 1:
+        raise ConfigError(f"OUTRIDER_THREADS={chosen!r} is not a number of threads; give 1 or more.")
+    return int(chosen)
+
+
+def load_cpu_kernels(cache_dir: Path, compilers: list[tuple[str, ...]] | None = None) -> CpuKernels:
+    """Compile cpu.c into cache_dir where that was not done yet, and load it; ConfigError where no compiler can."""
+    return CpuKernels(load_library(cache_dir, compilers), num_threads=chosen_num_threads())
