@@ -110,7 +110,7 @@ class _Cursor:
         count = int(self.number("Q"))
         if count * min_bytes > self.size - self.position:
             raise WeightsError(
-                f"{self.path} is cut off or corrupt in its header: {count} {what} need at least "
+                f"{self.path} is cut off or corrupt in its header: for {count} {what} expected at least "
                 f"{self.position + count * min_bytes} bytes, found {self.size}. Download it again."
             )
         return count

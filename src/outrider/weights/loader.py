@@ -13,7 +13,7 @@ from outrider.errors import UnsupportedModelError, WeightsError
 from outrider.weights.file_head import read_head
 from outrider.weights.locate import file_sha256
 from outrider.weights.packed import PackedWeight
-from outrider.weights.prepared import load_prepared
+from outrider.weights.prepared import Prepared, is_prepared, load_prepared, read_prepared
 from outrider.weights.safetensors_dir import load_safetensors_dir, read_config, weight_files
 
 __all__ = ["Checkpoint", "TensorClaims", "load_checkpoint", "load_safetensors_dir"]
@@ -45,17 +45,19 @@ def load_checkpoint(path: Path, *, progress: Callable[[str], None] | None = None
     """
     report = progress or _ignore
     if path.is_dir():
-        return _load_directory(path)
+        return _from_prepared(read_prepared(path), path) if is_prepared(path) else _load_directory(path)
     read_head(path, num_bytes=1)
-    sha256 = file_sha256(path)
-    prepared = load_prepared(path, sha256=sha256, progress=report)
+    return _from_prepared(load_prepared(path, sha256=file_sha256(path), progress=report), path)
+
+
+def _from_prepared(prepared: Prepared, source: Path) -> Checkpoint:
     return Checkpoint(
         prepared.config,
         prepared.tensors,
         prepared.norm_offset,
         prepared.tokenizer_path,
-        source=path,
-        source_sha256=sha256,
+        source=source,
+        source_sha256=prepared.source_sha256,
     )
 
 

@@ -25,7 +25,7 @@ from outrider.weights.locate import cache_dir
 from outrider.weights.packed import BlockInt8Weight, DenseWeight, PackedWeight
 from outrider.weights.safetensors_file import check_safetensors
 
-PREPARED_VERSION = 1  # raise it whenever what is written here changes
+PREPARED_VERSION = 2  # raise it whenever what is written here changes
 _WEIGHTS_NAME, _TOKENIZER_NAME = "model.safetensors", "tokenizer.json"
 _UNFINISHED = ".unfinished"
 _ABANDONED_AFTER_S = 3600.0
@@ -39,6 +39,12 @@ class Prepared:
     tensors: dict[str, PackedWeight]
     norm_offset: float
     tokenizer_path: Path
+    source_sha256: str
+
+
+def is_prepared(directory: Path) -> bool:
+    """True for a directory that a preparation made; it can be copied to another machine and loaded there as it is."""
+    return (directory / _WEIGHTS_NAME).is_file() and not (directory / "config.json").exists()
 
 
 def load_prepared(path: Path, *, sha256: str, progress: Callable[[str], None]) -> Prepared:
@@ -46,20 +52,21 @@ def load_prepared(path: Path, *, sha256: str, progress: Callable[[str], None]) -
     directory = cache_dir() / "prepared" / f"{sha256[:32]}-v{PREPARED_VERSION}"
     if directory.is_dir():
         try:
-            return _read(directory)
+            return read_prepared(directory)
         except (WeightsError, LocateError) as error:
             progress(f"The prepared weights in {directory} are damaged ({error}). Making them again.")
             shutil.rmtree(directory, ignore_errors=True)
-    _prepare(path, directory, progress=progress)
-    return _read(directory)
+    _prepare(path, directory, sha256=sha256, progress=progress)
+    return read_prepared(directory)
 
 
-def _read(directory: Path) -> Prepared:
+def read_prepared(directory: Path) -> Prepared:
+    """Load a prepared directory; WeightsError if it is damaged or something else."""
     file = check_safetensors(directory / _WEIGHTS_NAME)
     try:
         facts = json.loads(file.metadata["outrider"])
         tensors = _unflatten(file.tensors(), facts["group_sizes"])
-        prepared = Prepared(facts["config"], tensors, facts["norm_offset"], directory / _TOKENIZER_NAME)
+        prepared = Prepared(facts["config"], tensors, facts["norm_offset"], directory / _TOKENIZER_NAME, facts["source_sha256"])
         tokenizer_bytes = facts["tokenizer_bytes"]
     except (KeyError, ValueError) as error:
         raise WeightsError(f"{file.path} lacks what a preparation writes into it: {error}.") from error
@@ -68,7 +75,7 @@ def _read(directory: Path) -> Prepared:
     return prepared
 
 
-def _prepare(path: Path, directory: Path, *, progress: Callable[[str], None]) -> None:
+def _prepare(path: Path, directory: Path, *, sha256: str, progress: Callable[[str], None]) -> None:
     progress(f"Preparing {path.name} (once)")
     file = open_gemma_gguf(path)
     config, tokenizer_text, weights = gguf_config(file), tokenizer_json(file), gguf_tensors(file)
@@ -80,6 +87,7 @@ def _prepare(path: Path, directory: Path, *, progress: Callable[[str], None]) ->
             "config": config,
             "group_sizes": {w.name: w.group_size for w in weights.values() if isinstance(w, BlockInt8Weight)},
             "norm_offset": NORM_OFFSET,
+            "source_sha256": sha256,
             "tokenizer_bytes": tokenizer_path.stat().st_size,
         }
         save_file(_flat(weights), unfinished / _WEIGHTS_NAME, metadata={"outrider": json.dumps(facts)})

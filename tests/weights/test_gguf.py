@@ -1,0 +1,111 @@
+"""A GGUF file in Hugging Face terms: names, config, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.errors import UnsupportedModelError, WeightsError
+from outrider.weights.gguf import gguf_config, gguf_tensors, open_gemma_gguf
+from outrider.weights.gguf_file import GgufFile
+from outrider.weights.loader import Checkpoint
+from tests.weights.tiny_gguf import LAYERS, write_tiny_gguf
+
+
+def with_metadata(file: GgufFile, **changes: Any) -> GgufFile:
+    """The file with metadata replaced; keys use __ for dots, None removes one."""
+    metadata = {**file.metadata, **{key.replace("__", "."): value for key, value in changes.items()}}
+    return replace(file, metadata={key: value for key, value in metadata.items() if value is not None})
+
+
+def test_embedded_config(embedded_checkpoint: Checkpoint) -> None:
+    config = embedded_checkpoint.config
+    full_layers = [i for i, kind in enumerate(config["layer_types"]) if kind == "full_attention"]
+    assert full_layers == [5, 11, 17]
+    assert {key: value for key, value in config.items() if key != "layer_types"} == {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_size": 640,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "intermediate_size": 2048,
+        "vocab_size": 262144,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 512,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "rope_scaling": None,
+        "query_pre_attn_scalar": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "tie_word_embeddings": True,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    }
+
+
+def test_embedded_names_are_those_of_hugging_face(embedded_checkpoint: Checkpoint) -> None:
+    parts = ["input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    parts += [f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")]
+    parts += [f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+    expected = {f"model.layers.{layer}.{part}.weight" for layer in range(18) for part in parts}
+    assert set(embedded_checkpoint.tensors) == expected | {"model.embed_tokens.weight", "model.norm.weight"}
+
+
+def test_every_weight_knows_its_name(tiny_gguf: Path) -> None:
+    weights = gguf_tensors(open_gemma_gguf(tiny_gguf))
+    assert len(weights) == 2 + 13 * LAYERS
+    assert all(name == weight.name for name, weight in weights.items())
+
+
+def test_unknown_architecture_is_named(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "llama.gguf", architecture="llama")
+    with pytest.raises(
+        UnsupportedModelError, match=r"llama\.gguf holds architecture 'llama'; supported in GGUF: gemma3"
+    ):
+        open_gemma_gguf(path)
+
+
+def test_unknown_tensor_is_named(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "extra.gguf", extra_tensor="blk.0.ffn_gate_inp.weight")
+    with pytest.raises(WeightsError, match=r"extra\.gguf: tensor blk\.0\.ffn_gate_inp\.weight is not one"):
+        gguf_tensors(open_gemma_gguf(path))
+
+
+def test_missing_metadata_is_named(tiny_gguf: Path) -> None:
+    file = with_metadata(open_gemma_gguf(tiny_gguf), gemma3__attention__sliding_window=None)
+    with pytest.raises(WeightsError, match=r"tiny\.gguf lacks the metadata gemma3\.attention\.sliding_window"):
+        gguf_config(file)
+
+
+@pytest.mark.parametrize("value", [[1, 2], "4", True])
+def test_metadata_of_the_wrong_kind_is_named(tiny_gguf: Path, value: Any) -> None:
+    file = with_metadata(open_gemma_gguf(tiny_gguf), gemma3__attention__head_count=value)
+    with pytest.raises(WeightsError, match=r"gemma3\.attention\.head_count=.* is not one number"):
+        gguf_config(file)
+
+
+def test_query_scale_of_the_27b(tiny_gguf: Path) -> None:
+    changes = {"gemma3__block_count": 62, "gemma3__embedding_length": 5376, "gemma3__attention__head_count": 32}
+    assert gguf_config(with_metadata(open_gemma_gguf(tiny_gguf), **changes))["query_pre_attn_scalar"] == 168
+
+
+def test_rope_scaling_and_soft_cap_are_kept(tiny_gguf: Path) -> None:
+    changes = {"gemma3__rope__scaling__type": "linear", "gemma3__rope__scaling__factor": 8.0}
+    config = gguf_config(with_metadata(open_gemma_gguf(tiny_gguf), **changes, gemma3__final_logit_softcapping=30.0))
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
+    assert config["final_logit_softcapping"] == 30.0
+
+
+def test_more_tokens_than_embedding_rows(tiny_gguf: Path) -> None:
+    file = with_metadata(open_gemma_gguf(tiny_gguf), tokenizer__ggml__tokens=["x"] * 999)
+    with pytest.raises(WeightsError, match=r"lists 999 tokens, but token_embd\.weight has shape"):
+        gguf_config(file)

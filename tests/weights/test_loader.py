@@ -1,0 +1,139 @@
+"""Checkpoints from both formats, and claims on their tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from outrider.errors import LocateError, UnsupportedModelError, WeightsError
+from outrider.weights.loader import Checkpoint, TensorClaims, load_checkpoint
+from outrider.weights.locate import locate_target
+from outrider.weights.packed import DenseWeight, PackedWeight
+
+SECOND_LOAD_LIMIT_S = 5.0
+
+
+def write_directory(path: Path, *, model_type: str = "gemma3_text") -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    save_file({"model.norm.weight": torch.ones(4)}, path / "model.safetensors")
+    return path
+
+
+def test_second_load_of_the_embedded_default_is_quick(embedded_checkpoint: Checkpoint) -> None:
+    start = time.perf_counter()
+    again = load_checkpoint(locate_target(None))
+    total = sum(int(weight.shape[0]) for weight in again.tensors.values())
+    seconds = time.perf_counter() - start
+    assert total > 262_144
+    assert seconds < SECOND_LOAD_LIMIT_S
+
+
+def test_embedded_default_declares_its_facts(embedded_checkpoint: Checkpoint) -> None:
+    assert embedded_checkpoint.norm_offset == 0.0
+    assert embedded_checkpoint.source_sha256 == "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+    assert embedded_checkpoint.source == locate_target(None)
+    assert embedded_checkpoint.tokenizer_path.is_file()
+
+
+def test_gguf_file(cache: Path, tiny_gguf: Path) -> None:
+    messages: list[str] = []
+    checkpoint = load_checkpoint(tiny_gguf, progress=messages.append)
+    assert messages == ["Preparing tiny.gguf (once)"]
+    assert checkpoint.norm_offset == 0.0
+    assert checkpoint.source_sha256 == hashlib.sha256(tiny_gguf.read_bytes()).hexdigest()
+    assert checkpoint.tensors["model.norm.weight"].shape == (256,)
+
+
+def test_changed_gguf_file_is_prepared_anew(cache: Path, tiny_gguf: Path) -> None:
+    before = load_checkpoint(tiny_gguf).tensors["model.norm.weight"].dequantize(torch.float32).clone()
+    data = bytearray(tiny_gguf.read_bytes())
+    place = data.index(before.numpy().tobytes())
+    data[place : place + 4] = torch.tensor([7.5]).numpy().tobytes()
+    tiny_gguf.write_bytes(bytes(data))
+    after = load_checkpoint(tiny_gguf).tensors["model.norm.weight"].dequantize(torch.float32)
+    assert float(after[0]) == 7.5
+    assert torch.equal(after[1:], before[1:])
+
+
+def test_directory(cache: Path, tmp_path: Path) -> None:
+    path = write_directory(tmp_path / "m")
+    checkpoint = load_checkpoint(path)
+    assert checkpoint.norm_offset == 1.0
+    assert checkpoint.config == {"model_type": "gemma3_text"}
+    assert (checkpoint.source, checkpoint.tokenizer_path) == (path, path / "tokenizer.json")
+    first = checkpoint.source_sha256
+    save_file({"model.norm.weight": torch.zeros(4, 4)}, path / "model.safetensors")
+    assert load_checkpoint(path).source_sha256 != first
+
+
+def test_unknown_model_type_is_named(cache: Path, tmp_path: Path) -> None:
+    path = write_directory(tmp_path / "m", model_type="llama")
+    with pytest.raises(UnsupportedModelError, match=r"config\.json has model_type 'llama'; supported: gemma3_text"):
+        load_checkpoint(path)
+
+
+def test_missing_path(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(LocateError, match=r"absent\.gguf does not exist"):
+        load_checkpoint(tmp_path / "absent.gguf")
+
+
+@pytest.fixture
+def claims() -> TensorClaims:
+    shapes: dict[str, tuple[int, ...]] = {
+        "norm.weight": (4,),
+        "layers.0.q.weight": (2, 4),
+        "vision.a": (1,),
+        "vision.b": (1,),
+    }
+    tensors: dict[str, PackedWeight] = {name: DenseWeight(name, torch.ones(shape)) for name, shape in shapes.items()}
+    return TensorClaims(tensors, source=Path("model.gguf"))
+
+
+def test_claims_hand_out_each_tensor(claims: TensorClaims) -> None:
+    assert "norm.weight" in claims
+    assert "head.weight" not in claims
+    assert claims.take("norm.weight", (4,)).name == "norm.weight"
+    assert claims.take("layers.0.q.weight", (2, 4)).shape == (2, 4)
+    assert claims.finish(skip=("vision.*",)) == ["vision.a", "vision.b"]
+
+
+def test_missing_tensor(claims: TensorClaims) -> None:
+    with pytest.raises(WeightsError, match=r"^tensor layers\.9\.k is missing from model\.gguf\.$"):
+        claims.take("layers.9.k", (4,))
+
+
+def test_missing_tensor_that_is_there_under_a_prefix(claims: TensorClaims) -> None:
+    with pytest.raises(WeightsError, match=r"missing from model\.gguf\. It has norm\.weight: rename"):
+        claims.take("model.norm.weight", (4,))
+
+
+def test_tensor_of_another_shape(claims: TensorClaims) -> None:
+    with pytest.raises(
+        WeightsError, match=r"layers\.0\.q\.weight of model\.gguf has shape \(2, 4\), .* needs \(4, 2\)"
+    ):
+        claims.take("layers.0.q.weight", (4, 2))
+
+
+def test_tensor_claimed_twice(claims: TensorClaims) -> None:
+    claims.take("norm.weight", (4,))
+    with pytest.raises(WeightsError, match=r"norm\.weight of model\.gguf is claimed twice"):
+        claims.take("norm.weight", (4,))
+
+
+def test_unclaimed_tensors_are_named(claims: TensorClaims) -> None:
+    claims.take("norm.weight", (4,))
+    with pytest.raises(WeightsError, match=r"does not use: layers\.0\.q\.weight, vision\.b\."):
+        claims.finish(skip=("vision.a",))
+
+
+def test_many_unclaimed_tensors_are_counted() -> None:
+    tensors: dict[str, PackedWeight] = {f"t{i}": DenseWeight(f"t{i}", torch.ones(1)) for i in range(8)}
+    with pytest.raises(WeightsError, match=r"t0, t1, t2, t3, t4 and 3 more\."):
+        TensorClaims(tensors, source=Path("x")).finish()

