@@ -6,13 +6,15 @@ same projected target features at their true positions and to the block's own sl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from outrider.errors import WeightsError
 from outrider.kernels.ops import Kernels
 from outrider.models.attention import LayerCache, rope_table
 from outrider.models.config import DrafterConfig, LayerSpec
@@ -54,10 +56,16 @@ class DFlashDrafter:
     """Weights of a DFlash drafter; embedding and head are the target's own (a reduced head takes rows of it)."""
 
     def __init__(
-        self, config: DrafterConfig, tensors: dict[str, PackedWeight], target: GemmaTarget, *, kernels: Kernels,
+        self,
+        config: DrafterConfig,
+        tensors: Mapping[str, PackedWeight],
+        target: GemmaTarget,
+        *,
+        kernels: Kernels,
         context_length: int,
+        source: Path,
     ) -> None:
-        claims = TensorClaims(tensors)
+        claims = TensorClaims(tensors, source=source)
         reader = WeightReader(claims, kernels, norm_offset=0.0, dtype=target.dtype, device=target.device)
         size, num_taps = config.hidden_size, len(config.target_layer_ids)
         self.config, self.kernels, self.target = config, kernels, target
@@ -65,7 +73,7 @@ class DFlashDrafter:
         self.hidden_norm = reader.norm("hidden_norm.weight", size)
         self.final_norm = reader.norm("norm.weight", size)
         self.layers = [self._read_layer(reader, i) for i in range(len(config.layers))]
-        self.draft_to_target = self._read_vocabulary(claims, target.device)
+        self.draft_to_target = self._read_vocabulary(claims, source, target.device)
         claims.finish()
         self.head = target.embedding if self.draft_to_target is None else kernels.pack(
             select_rows(target.stored_embedding, self.draft_to_target.cpu())
@@ -97,7 +105,7 @@ class DFlashDrafter:
             post_attention_norm=reader.norm(f"{prefix}.post_attention_layernorm.weight", size),
         )
 
-    def _read_vocabulary(self, claims: TensorClaims, device: torch.device) -> Tensor | None:
+    def _read_vocabulary(self, claims: TensorClaims, source: Path, device: torch.device) -> Tensor | None:
         """Target id of each draft id, int64 [Vd]; files store it as the difference `d2t` (formats.md §2.5)."""
         config = self.config
         if config.draft_vocab_size == config.vocab_size:
@@ -105,7 +113,9 @@ class DFlashDrafter:
         offsets = claims.take("d2t", (config.draft_vocab_size,)).dequantize(torch.float64).to(torch.int64)
         ids = offsets + torch.arange(config.draft_vocab_size)
         if bool((ids < 0).any()) or bool((ids >= config.vocab_size).any()) or len(ids.unique()) != len(ids):
-            raise claims.error("d2t", f"does not map to {len(ids)} different ids below {config.vocab_size}")
+            raise WeightsError(
+                f"tensor d2t of {source} does not map to {len(ids)} different ids below {config.vocab_size}."
+            )
         return ids.to(device)
 
     def context_features(self, taps: Tensor) -> Tensor:

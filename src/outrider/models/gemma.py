@@ -70,7 +70,7 @@ class GemmaTarget:
         device: torch.device,
         context_length: int,
     ) -> None:
-        claims = TensorClaims(checkpoint)
+        claims = TensorClaims(checkpoint.tensors, source=checkpoint.source)
         reader = WeightReader(claims, kernels, norm_offset=config.norm_offset, dtype=dtype, device=device)
         self.config, self.kernels, self.dtype, self.device = config, kernels, dtype, device
         self.stored_embedding = claims.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))

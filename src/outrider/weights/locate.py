@@ -61,7 +61,8 @@ def file_sha256(path: Path) -> str:
 
 
 def _checked_directory(path: Path) -> Path:
-    if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
+    has_config = (path / "config.json").is_file() or (path / "tokenizer.json").is_file()  # a prepared one has only this
+    if not has_config or not any(path.glob("*.safetensors")):
         raise LocateError(f"{path} is a directory without config.json and *.safetensors; both are needed.")
     return path
 

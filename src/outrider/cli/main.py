@@ -1,0 +1,31 @@
+"""The `outrider` command. Each command group is one thin file; heavy imports wait inside the commands."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from outrider.cli import train
+from outrider.errors import OutriderError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Lossless block-diffusion speculative decoding for Gemma models.",
+)
+app.add_typer(train.app, name="train")
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    try:
+        app()
+    except OutriderError as error:
+        sys.stderr.write(f"outrider: {error}\n")
+        raise SystemExit(error.exit_code) from None
+
+
+if __name__ == "__main__":
+    main()

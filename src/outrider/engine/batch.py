@@ -1,0 +1,74 @@
+"""The tensors of one cycle: which requests take part and where each one's rows lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.core import SamplingParams
+from outrider.engine.state import RequestState
+from outrider.models.attention import Rows
+
+
+@dataclass(frozen=True)
+class CycleBatch:
+    """Q live requests before a cycle. Tensors are on the engine's device; tuples are the host's own copy."""
+
+    seats: Tensor  # int64 [Q]
+    anchor_token_ids: Tensor  # int64 [Q]
+    anchor_positions: Tensor  # int64 [Q]
+    draft_lengths: Tensor  # int64 [Q]: drafts of each request that are verified
+    host_positions: tuple[int, ...]
+    host_lengths: tuple[int, ...]
+    params: tuple[SamplingParams, ...]
+    noise_seeds: tuple[int, ...]
+
+    @staticmethod
+    def of(requests: Sequence[RequestState], device: torch.device) -> CycleBatch:
+        """Gather the live requests, in order."""
+        positions = tuple(request.anchor_position for request in requests)
+        lengths = tuple(request.next_draft_length for request in requests)
+        return CycleBatch(
+            seats=torch.tensor([request.seat for request in requests], device=device),
+            anchor_token_ids=torch.tensor([request.anchor_token_id for request in requests], device=device),
+            anchor_positions=torch.tensor(positions, device=device),
+            draft_lengths=torch.tensor(lengths, device=device),
+            host_positions=positions,
+            host_lengths=lengths,
+            params=tuple(request.params for request in requests),
+            noise_seeds=tuple(request.noise_seed for request in requests),
+        )
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Rows of a verify pass, request after request (anchor, then drafts), then spare rows."""
+
+    rows: Rows
+    owners: Tensor  # int64 [R]: index into the batch; 0 for spare rows
+    slots: Tensor  # int64 [R]: 0 for an anchor, j for draft j
+    row_index: Tensor  # int64 [Q, K + 1]: where a request's row lies; its last row again past its draft length
+
+
+def pack_rows(batch: CycleBatch, draft_token_ids: Tensor, *, rows_per_pass: int | None) -> PackedRows:
+    """Lay out anchor and drafts int64 [Q, K] as rows; `rows_per_pass` pads with spare rows to a constant count."""
+    device, width = batch.seats.device, draft_token_ids.shape[1] + 1
+    owners, slots, row_index = [], [], []
+    for owner, length in enumerate(batch.host_lengths):
+        row_index.append([len(owners) + min(slot, length) for slot in range(width)])
+        owners += [owner] * (length + 1)
+        slots += range(length + 1)
+    num_spare = max(0, (rows_per_pass or 0) - len(owners))
+    is_live = torch.tensor([True] * len(owners) + [False] * num_spare, device=device)
+    owner_index = torch.tensor(owners + [0] * num_spare, device=device)
+    slot_index = torch.tensor(slots + [0] * num_spare, device=device)
+    blocks = torch.cat([batch.anchor_token_ids[:, None], draft_token_ids], dim=1)
+    rows = Rows(
+        token_ids=blocks[owner_index, slot_index],
+        seats=torch.where(is_live, batch.seats[owner_index], -1),
+        positions=torch.where(is_live, batch.anchor_positions[owner_index] + slot_index, 0),
+    )
+    return PackedRows(rows, owner_index, slot_index, torch.tensor(row_index, device=device))

@@ -1,0 +1,74 @@
+"""Accept: how much of a draft is kept and which token the target adds. Three rules, all exact.
+
+- matching (greedy acceptance and match sampling): keep drafts while each equals the target's own choice;
+- rejection sampling (Leviathan et al. 2023, Chen et al. 2023): keep draft x with probability
+  min(1, target_probs[x] / draft_probs[x]), then sample what is left over.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Verdict(NamedTuple):
+    """The outcome of a cycle for Q requests."""
+
+    num_accepted_tokens: Tensor  # int64 [Q]: draft tokens kept, the target's own not counted
+    target_token_ids: Tensor  # int64 [Q]: recovered or bonus token, the next anchor
+
+
+class DraftBlock(NamedTuple):
+    """What a proposer offers for Q requests: K drafts each, drawn from the stored candidates and from nothing else."""
+
+    token_ids: Tensor  # int64 [Q, K]
+    candidate_ids: Tensor  # int64 [Q, K, C]; a point mass has its own id first and probability 0 after it
+    candidate_probs: Tensor  # [Q, K, C], each slot sums to 1 over different ids
+
+
+def point_mass_block(token_ids: Tensor, dtype: torch.dtype) -> DraftBlock:
+    """Deterministic drafts int64 [Q, K]: each was proposed with probability 1."""
+    return DraftBlock(token_ids, token_ids[..., None], torch.ones(*token_ids.shape, 1, dtype=dtype, device=token_ids.device))
+
+
+def count_leading(kept: Tensor, draft_lengths: Tensor) -> Tensor:
+    """How many of the first draft_lengths [Q] slots of kept, bool [Q, K], hold before the first that does not."""
+    slots = torch.arange(kept.shape[1], device=kept.device)
+    return (kept & (slots < draft_lengths[:, None])).to(torch.int64).cumprod(dim=1).sum(dim=1)
+
+
+def accept_matching(draft_token_ids: Tensor, chosen_token_ids: Tensor, draft_lengths: Tensor) -> Verdict:
+    """Keep drafts int64 [Q, K] while they equal what the target chose in each row, int64 [Q, K + 1]."""
+    num_accepted = count_leading(draft_token_ids == chosen_token_ids[:, :-1], draft_lengths)
+    return Verdict(num_accepted, chosen_token_ids.gather(1, num_accepted[:, None]).squeeze(1))
+
+
+def residual_probs(target_probs: Tensor, candidate_ids: Tensor, candidate_probs: Tensor) -> Tensor:
+    """max(0, target - draft) for rows [Q, V] with sparse drafts [Q, C]; the target itself where nothing is left.
+
+    Not renormalised.
+    """
+    leftover = target_probs.scatter_add(1, candidate_ids, -candidate_probs.to(target_probs.dtype)).clamp_min(0.0)
+    return torch.where(leftover.sum(dim=-1, keepdim=True) > 0, leftover, target_probs)
+
+
+def accept_by_rejection(
+    draft: DraftBlock, target_probs: Tensor, draft_lengths: Tensor, accept_uniforms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rejection sampling for Q requests: (num_accepted int64 [Q], probs [Q, V] to draw the target's token from).
+
+    target_probs [Q, K + 1, V] after filters; accept_uniforms [Q, K] in (0, 1).
+    """
+    proposed = draft.token_ids[..., None]
+    target_chance = target_probs[:, :-1].gather(2, proposed).squeeze(2)
+    draft_chance = (draft.candidate_probs * (draft.candidate_ids == proposed)).sum(dim=-1)
+    num_accepted = count_leading(accept_uniforms * draft_chance < target_chance, draft_lengths)
+    request = torch.arange(len(num_accepted), device=num_accepted.device)
+    row = target_probs[request, num_accepted]
+    slot = num_accepted.clamp_max(max(0, draft.token_ids.shape[1] - 1))
+    if draft.token_ids.shape[1] == 0:
+        return num_accepted, row
+    residual = residual_probs(row, draft.candidate_ids[request, slot], draft.candidate_probs[request, slot])
+    return num_accepted, torch.where((num_accepted < draft_lengths)[:, None], residual, row)

@@ -1,0 +1,102 @@
+"""What the host keeps of each request: its tokens, limits and seat, and where its text ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outrider.core import AcceptanceStats, Chunk, SamplingParams
+from outrider.tokenizer import IncrementalDecoder
+
+
+@dataclass
+class RequestState:
+    """One request from prompt to last token.
+
+    The last token is the anchor: it is text already, but the target has not run on it, so its keys and values do not
+    exist yet. Every earlier token is in the cache.
+    """
+
+    index: int
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    noise_seed: int
+    draft_length: int  # drafts a cycle, before limits
+    num_tokens_left: int  # may still be emitted, by max_tokens and context limit
+    stop_token_ids: frozenset[int]
+    decoder: IncrementalDecoder | None
+    seat: int = -1
+    output_token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    pending_text: str = ""  # decoded, but it might begin a stop string
+    finish_reason: str | None = None
+    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
+
+    @property
+    def anchor_token_id(self) -> int:
+        """The newest token."""
+        return self.output_token_ids[-1]
+
+    @property
+    def anchor_position(self) -> int:
+        """Absolute position of the newest token."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids) - 1
+
+    @property
+    def next_draft_length(self) -> int:
+        """Drafts worth verifying now: a cycle adds one token of its own, and nothing past the limit is drafted."""
+        return min(self.draft_length, self.num_tokens_left - 1)
+
+    def append(self, token_ids: list[int], *, num_accepted_tokens: int) -> Chunk:
+        """Take tokens in order until one ends the request; the earliest event wins, and a stop beats the limit.
+
+        A stop token counts as emitted and is in token_ids; neither its text nor a stop string is in the text.
+        """
+        taken: list[int] = []
+        shown = ""
+        for token_id in token_ids:
+            taken.append(token_id)
+            self.output_token_ids.append(token_id)
+            self.num_tokens_left -= 1
+            shown += self._take_text(token_id)
+            if self.finish_reason is None and self.num_tokens_left == 0:
+                self.finish_reason = "length"
+            if self.finish_reason is not None:
+                shown += self._flush_text()
+                break
+        self.text += shown
+        return Chunk(self.index, shown, tuple(taken), min(num_accepted_tokens, len(taken)), self.finish_reason)
+
+    def _take_text(self, token_id: int) -> str:
+        """Text that became certain with this token; sets finish_reason at a stop token or string."""
+        if token_id in self.stop_token_ids:
+            self.finish_reason = "stop"
+            return ""
+        if self.decoder is None:
+            return ""
+        return self._release(self.decoder.push([token_id]))
+
+    def _release(self, piece: str) -> str:
+        self.pending_text += piece
+        ends = [at for stop in self.params.stop_strings if (at := self.pending_text.find(stop)) >= 0]
+        if ends:
+            self.finish_reason = "stop"
+            shown, self.pending_text, self.decoder = self.pending_text[: min(ends)], "", None
+            return shown
+        held = max((held_back(self.pending_text, stop) for stop in self.params.stop_strings), default=0)
+        cut = len(self.pending_text) - held
+        shown, self.pending_text = self.pending_text[:cut], self.pending_text[cut:]
+        return shown
+
+    def _flush_text(self) -> str:
+        """What was held back when the request ended; the bytes of an unfinished character may complete a stop string."""
+        shown = self._release(self.decoder.flush()) if self.decoder is not None else ""
+        rest, self.pending_text = self.pending_text, ""
+        return shown + rest
+
+
+def held_back(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,82 @@
+"""Running the target over dense grids of text, where every sequence of a batch is at the same position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.errors import ConfigError
+from outrider.kernels.reference import TorchKernels
+from outrider.models.attention import LayerCache, Rows, allocate_caches
+from outrider.models.gemma import GemmaTarget
+
+
+class GridKernels(TorchKernels):
+    """Torch kernels for rows that form a grid [sequences, positions], all sequences at the same positions.
+
+    Attention is then one fused call over whole tensors; nothing else changes.
+    """
+
+    name = "torch-grid"
+    first_position = 0
+    num_positions = 1
+
+    def write_cache(
+        self, cache_k: Tensor, cache_v: Tensor, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor
+    ) -> None:
+        """Store a grid of keys and values [S * P, G, D] at positions first_position .. + P of every seat."""
+        where = slice(self.first_position, self.first_position + self.num_positions)
+        for cache, fresh in ((cache_k, keys), (cache_v, values)):
+            cache[:, where] = fresh.view(cache.shape[0], self.num_positions, *fresh.shape[1:])
+
+    def attention(self, queries: Tensor, cache_k: Tensor, cache_v: Tensor, spans: Tensor, **options: Any) -> Tensor:
+        """Causal attention of a grid of queries over all positions up to each one's own."""
+        end = self.first_position + self.num_positions
+        grid = queries.view(cache_k.shape[0], self.num_positions, *queries.shape[1:]).transpose(1, 2)
+        keys, values = cache_k[:, :end].transpose(1, 2), cache_v[:, :end].transpose(1, 2)
+        # A full grid is causal; a single position sees everything stored.
+        attended = functional.scaled_dot_product_attention(
+            grid, keys, values, is_causal=self.num_positions > 1, scale=options["scale"], enable_gqa=True
+        )
+        return attended.transpose(1, 2).reshape(queries.shape)
+
+
+class GridRunner:
+    """A target and caches for `num_sequences` texts of at most `num_positions` tokens."""
+
+    def __init__(self, target: GemmaTarget, *, num_sequences: int, num_positions: int) -> None:
+        if not isinstance(target.kernels, GridKernels):
+            raise ConfigError("GridRunner needs a target that was built with GridKernels.")
+        window = min((spec.window for spec in target.config.layers if spec.window), default=num_positions)
+        if num_positions > window:
+            raise ConfigError(f"sequence_tokens={num_positions} exceeds the target's sliding window of {window}.")
+        self.target, self.kernels, self.num_sequences = target, target.kernels, num_sequences
+        self.caches: list[LayerCache] = allocate_caches(
+            target.config.layers,
+            num_seats=num_sequences,
+            context_length=num_positions,
+            max_rows=num_positions,
+            dtype=target.dtype,
+            device=target.device,
+        )
+        self.seats = torch.arange(num_sequences, device=target.device)
+
+    def step(self, token_ids: Tensor, position: int) -> Tensor:
+        """One token of every sequence, int64 [S], at `position` -> logits float32 [S, V]."""
+        self.kernels.first_position, self.kernels.num_positions = position, 1
+        rows = Rows(token_ids, self.seats, torch.full_like(token_ids, position))
+        return self.target.logits(self.target.forward(rows, self.caches).hidden)
+
+    def taps(self, token_ids: Tensor, tap_layers: tuple[int, ...]) -> Tensor:
+        """Whole texts, int64 [S, P], S up to num_sequences -> taps [S, P, taps * N]."""
+        num_sequences, num_positions = token_ids.shape
+        self.kernels.first_position, self.kernels.num_positions = 0, num_positions
+        positions = torch.arange(num_positions, device=token_ids.device).repeat(num_sequences)
+        seats = self.seats[:num_sequences].repeat_interleave(num_positions)
+        caches = [LayerCache(keys[:num_sequences], values[:num_sequences]) for keys, values in self.caches]
+        output = self.target.forward(Rows(token_ids.reshape(-1), seats, positions), caches, tap_layers=tap_layers)
+        assert output.taps is not None
+        return output.taps.view(num_sequences, num_positions, -1)

@@ -1,0 +1,126 @@
+"""From text to training blocks: which anchors a sequence offers, what each block must predict, and held-out text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.training.generate import TextBatch, TextKind
+
+REPEAT_NGRAM = 4
+
+
+@dataclass
+class BlockBatch:
+    """Blocks of one step: S sequences of P tokens, A anchors each, K' = block_size - 1 labels an anchor."""
+
+    token_ids: Tensor  # int64 [S, P]
+    anchors: Tensor  # int64 [S, A]
+    label_ids: Tensor  # int64 [S, A, K']: the token at anchor + 1 + k
+    label_mask: Tensor  # bool [S, A, K']
+    candidate_ids: Tensor  # int64 [S, A, K', C]
+    candidate_probs: Tensor  # float32 [S, A, K', C]: what the drafter should propose there; greedy text: the label, 1
+
+
+class TextPool:
+    """All sequences of one kind, on one device."""
+
+    def __init__(self, batches: Sequence[TextBatch]) -> None:
+        self.kind = batches[0].kind
+        self.token_ids = torch.cat([batch.token_ids for batch in batches])
+        self.first_label = torch.cat([batch.first_label for batch in batches])
+        self.num_valid = torch.cat([batch.num_valid for batch in batches])
+        self.candidate_ids = torch.cat([b.candidate_ids for b in batches if b.candidate_ids is not None] or [torch.empty(0)])
+        self.candidate_probs = torch.cat([b.candidate_probs for b in batches if b.candidate_probs is not None] or [torch.empty(0)])
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def take(self, rows: Tensor) -> TextBatch:
+        """The sequences `rows`, int64 [S]."""
+        is_soft = self.kind is not TextKind.GREEDY
+        return TextBatch(
+            self.kind,
+            self.token_ids[rows],
+            self.first_label[rows],
+            self.num_valid[rows],
+            self.candidate_ids[rows] if is_soft else None,
+            self.candidate_probs[rows] if is_soft else None,
+        )
+
+
+def inside_repeats(token_ids: Tensor, *, ngram: int = REPEAT_NGRAM) -> Tensor:
+    """bool [S, P]: the n-gram that ends at a position already occurred before in the sequence [S, P]."""
+    keys = token_ids.to(torch.int64)
+    hashed = keys.clone()
+    for back in range(1, ngram):
+        hashed = hashed * 1_000_003 + torch.roll(keys, back, dims=1)
+    hashed[:, : ngram - 1] = -1 - torch.arange(ngram - 1, device=keys.device)  # no full n-gram ends here
+    same = hashed[:, :, None] == hashed[:, None, :]
+    earlier = torch.ones(same.shape[1:], dtype=torch.bool, device=keys.device).tril(-1)
+    return (same & earlier).any(dim=-1)
+
+
+def anchor_candidates(text: TextBatch) -> Tensor:
+    """bool [S, P]: positions p whose next token is supervised (DFlash: slot k predicts p + k, slot 0 is known)."""
+    labels = torch.arange(1, text.token_ids.shape[1] + 1, device=text.token_ids.device)
+    return (labels >= text.first_label[:, None]) & (labels < text.num_valid[:, None])
+
+
+def sample_anchors(weights: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw `count` different positions a row of weights [S, P] (zero never) -> (positions int64 [S, A], real bool [S, A])."""
+    noise = torch.rand(weights.shape, device=weights.device, generator=generator).clamp_min(1e-12)
+    scores = torch.where(weights > 0, noise.log() / weights.clamp_min(1e-12), -torch.inf)
+    top = scores.topk(count, dim=-1)
+    return top.indices, top.values > -torch.inf
+
+
+def make_blocks(text: TextBatch, anchors: Tensor, real: Tensor, *, block_size: int) -> BlockBatch:
+    """Labels and soft targets of the blocks at anchors [S, A]; `real` bool [S, A] marks the ones that count."""
+    device, num_positions = text.token_ids.device, text.token_ids.shape[1]
+    positions = anchors[:, :, None] + torch.arange(1, block_size, device=device)
+    mask = real[:, :, None] & (positions < text.num_valid[:, None, None])
+    positions = positions.clamp_max(num_positions - 1)
+    sequence = torch.arange(len(anchors), device=device)[:, None, None]
+    token_ids = text.token_ids.to(torch.int64)
+    labels = token_ids[sequence, positions]
+    if text.candidate_ids is None or text.candidate_probs is None:
+        candidate_ids, candidate_probs = labels[..., None], torch.ones_like(labels, dtype=torch.float32)[..., None]
+    else:
+        candidate_ids = text.candidate_ids[sequence, positions].to(torch.int64)
+        candidate_probs = text.candidate_probs[sequence, positions].to(torch.float32)
+    return BlockBatch(token_ids, anchors, labels, mask, candidate_ids, candidate_probs)
+
+
+class BlockDataset:
+    """Endless training batches, one kind a batch in proportion to the text there is, and held-out text."""
+
+    def __init__(self, batches: Sequence[TextBatch], *, num_held_out: int, seed: int) -> None:
+        pools = [TextPool([b for b in batches if b.kind is kind]) for kind in TextKind if any(b.kind is kind for b in batches)]
+        self.pools, self.num_held_out, self.seed = pools, num_held_out, seed
+
+    def held_out(self, kind: TextKind) -> TextBatch:
+        """The last `num_held_out` sequences of a kind; never trained on."""
+        pool = next(pool for pool in self.pools if pool.kind is kind)
+        return pool.take(torch.arange(len(pool) - self.num_held_out, len(pool), device=pool.token_ids.device))
+
+    def token_counts(self, vocab_size: int) -> Tensor:
+        """How often each token is a label in training text, int64 [V]."""
+        counts = torch.zeros(vocab_size, dtype=torch.int64, device=self.pools[0].token_ids.device)
+        for pool in self.pools:
+            text = pool.take(torch.arange(len(pool) - self.num_held_out, device=pool.token_ids.device))
+            labels = text.token_ids[:, 1:][anchor_candidates(text)[:, :-1]]
+            counts += torch.bincount(labels.to(torch.int64), minlength=vocab_size)
+        return counts
+
+    def texts(self, num_sequences: int) -> Iterator[TextBatch]:
+        """Random training texts of one kind at a time, for ever."""
+        generator = torch.Generator().manual_seed(self.seed)
+        sizes = torch.tensor([float(len(pool) - self.num_held_out) for pool in self.pools])
+        while True:
+            pool = self.pools[int(torch.multinomial(sizes, 1, generator=generator))]
+            rows = torch.randint(len(pool) - self.num_held_out, (num_sequences,), generator=generator)
+            yield pool.take(rows.to(pool.token_ids.device))

@@ -1,0 +1,87 @@
+"""Writing a trained drafter where anyone can load it: z-lab's names and config, int8 groups of 32, and its record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outrider.training.trainer import Trainer
+from outrider.weights.packed import quantize_int8
+
+GROUP_SIZE = 32
+
+
+def exported_tensors(trainer: Trainer) -> dict[str, Tensor]:
+    """Matrices as int8 with float16 scales (compressed-tensors `int-quantized`), norms as float32, d2t as int32.
+
+    Embedding and head are the target's own and are not written.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, value in trainer.model.state_dict().items():
+        if value.dim() == 2:
+            packed = quantize_int8(name, value, group_size=GROUP_SIZE)
+            tensors[name] = packed.values
+            tensors[name.removesuffix(".weight") + ".weight_scale"] = packed.scales.to(torch.float16)
+        else:
+            tensors[name] = value.float().cpu().contiguous()
+    if trainer.recipe.drafter.draft_vocab_size < trainer.target.config.vocab_size:
+        ids = trainer.draft_to_target.cpu()
+        tensors["d2t"] = (ids - torch.arange(len(ids))).to(torch.int32)
+    return tensors
+
+
+def exported_config(trainer: Trainer) -> dict[str, Any]:
+    """A z-lab style config; every option that changes the forward pass is in it."""
+    shape, target = trainer.recipe.drafter, trainer.target.config
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "hidden_size": target.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": shape.rope_theta,
+        "layer_types": ["sliding_attention"] * shape.num_layers,
+        "sliding_window": shape.sliding_window,
+        "use_sliding_window": True,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": shape.draft_vocab_size,
+        "block_size": shape.block_size,
+        "num_target_layers": len(target.layers),
+        "num_speculative_tokens": trainer.recipe.num_speculative_tokens,
+        "is_causal": shape.is_causal,
+        "dflash_config": {
+            "mask_token_id": shape.mask_token_id,
+            "target_layer_ids": list(shape.target_layer_ids),
+            "scale_block_embeddings": True,
+        },
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "int-quantized",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {
+                        "num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP_SIZE,
+                    },
+                }
+            },
+        },
+    }
+
+
+def export_drafter(trainer: Trainer, directory: Path, *, record: dict[str, Any]) -> None:
+    """Write config.json, model.safetensors and training_record.json."""
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(exported_tensors(trainer), directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(exported_config(trainer), indent=2) + "\n")
+    (directory / "training_record.json").write_text(json.dumps(record, indent=1) + "\n")

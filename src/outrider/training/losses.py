@@ -1,0 +1,55 @@
+"""What a drafter is asked to minimise, and what it would be worth in a cycle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class BlockLoss:
+    """Loss of one step and the acceptance it implies."""
+
+    loss: Tensor  # scalar
+    acceptance_by_slot: Tensor  # [K']: mean chance that slot k is accepted, given that those before it were
+
+
+def position_weights(num_slots: int, *, decay: float, device: torch.device | str = "cpu") -> Tensor:
+    """exp(-(k - 1) / decay) for slots k = 1 .. K' (arXiv 2602.06036, eq. 4), float32 [K']."""
+    return torch.exp(-torch.arange(num_slots, device=device, dtype=torch.float32) / decay)
+
+
+def candidate_log_probs(logits: Tensor, draft_ids: Tensor) -> Tensor:
+    """log softmax of logits [..., Vd] at draft ids [..., C]; -inf where an id is -1 (not in the draft vocabulary)."""
+    norm = torch.logsumexp(logits.float(), dim=-1, keepdim=True)
+    chosen = logits.gather(-1, draft_ids.clamp_min(0)).float()
+    return torch.where(draft_ids >= 0, chosen - norm, -torch.inf)
+
+
+def block_loss(
+    logits: Tensor,
+    draft_ids: Tensor,
+    target_probs: Tensor,
+    mask: Tensor,
+    *,
+    decay: float,
+    cross_entropy_weight: float,
+    total_variation_weight: float,
+) -> BlockLoss:
+    """Cross-entropy and total variation against the target's likeliest candidates.
+
+    logits [B, K', Vd], draft_ids int64 [B, K', C] (-1: outside the draft vocabulary), target_probs [B, K', C],
+    mask bool [B, K']. 1 - total variation is the acceptance probability of rejection sampling; for a point mass (greedy
+    text) it is the probability of the label. Averages are over the summed weights of supervised slots.
+    """
+    log_probs = candidate_log_probs(logits, draft_ids)
+    known = draft_ids >= 0
+    overlap = torch.minimum(log_probs.exp(), target_probs).sum(dim=-1)  # [B, K']
+    cross_entropy = -(target_probs * torch.where(known, log_probs, 0.0)).sum(dim=-1)
+    per_slot = cross_entropy_weight * cross_entropy + total_variation_weight * (1.0 - overlap)
+    weights = mask * position_weights(mask.shape[-1], decay=decay, device=mask.device)
+    loss = (per_slot * weights).sum() / weights.sum().clamp_min(1.0)
+    accepted = (overlap.detach() * mask).sum(dim=0) / mask.sum(dim=0).clamp_min(1)
+    return BlockLoss(loss, accepted)

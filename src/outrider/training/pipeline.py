@@ -1,0 +1,146 @@
+"""A whole training run: text, drafter, held-out figures, file. What `outrider train` calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider import environment
+from outrider.errors import ConfigError
+from outrider.models.gemma import GemmaTarget
+from outrider.models.registry import load_target
+from outrider.tokenizer import Tokenizer
+from outrider.training.capture import GridKernels, GridRunner
+from outrider.training.config import Recipe
+from outrider.training.dataset import BlockDataset
+from outrider.training.export import export_drafter
+from outrider.training.generate import TextBatch, TextKind, generate_text
+from outrider.training.openings import draw_openings
+from outrider.training.selection import evaluate_greedy, evaluate_sampled
+from outrider.training.trainer import Trainer, TrainingLog, train
+from outrider.weights.loader import Checkpoint, load_checkpoint
+
+Progress = Callable[[str], None]
+
+
+def open_target(path: Path, recipe: Recipe, *, device: torch.device) -> tuple[Checkpoint, GemmaTarget]:
+    """The target for training: bf16 on a GPU, float32 elsewhere."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    checkpoint = load_checkpoint(path)
+    target = load_target(
+        checkpoint,
+        kernels=GridKernels(dtype, device),
+        dtype=dtype,
+        device=device,
+        context_length=recipe.generate.sequence_tokens,
+    )
+    return checkpoint, target
+
+
+def make_text(path: Path, recipe: Recipe, data: Path, *, device: torch.device, progress: Progress) -> dict[str, Any]:
+    """Let the target write the recipe's text and save it to the file `data`; returns what is worth recording."""
+    checkpoint, target = open_target(path, recipe, device=device)
+    options, started = recipe.generate, time.perf_counter()
+    tokenizer = Tokenizer.from_file(checkpoint.tokenizer_path)
+    runner = GridRunner(target, num_sequences=options.batch_sequences, num_positions=options.sequence_tokens)
+    batches, categories = generate_text(
+        runner,
+        tokenizer,
+        options,
+        source=draw_openings,
+        end_token_ids=target.config.eos_token_ids,
+        progress=progress,
+    )
+    facts = {
+        "target_sha256": checkpoint.source_sha256,
+        "num_tokens": sum(int(batch.num_valid.sum()) for batch in batches),
+        "openings_by_category": categories,
+        "seconds": time.perf_counter() - started,
+        "generate": asdict(options),
+    }
+    torch.save({"facts": facts, "batches": batches}, data)
+    return facts
+
+
+def read_text(data: Path, *, device: torch.device) -> tuple[dict[str, Any], list[TextBatch]]:
+    """What `make_text` saved."""
+    with torch.serialization.safe_globals([TextBatch, TextKind]):
+        saved = torch.load(data, map_location=device, weights_only=True)
+    return saved["facts"], saved["batches"]
+
+
+def train_drafters(
+    path: Path, recipes: list[Recipe], data: Path, out: Path, *, device: torch.device, progress: Progress
+) -> dict[str, dict[str, Any]]:
+    """Train one drafter a recipe on the same text and export each to out/<name>; returns their records.
+
+    All recipes share batches and target passes, so they are compared on equal terms; [generate] and the batch size,
+    steps and seed of [optimize] must therefore agree.
+    """
+    _check_alike(recipes)
+    checkpoint, target = open_target(path, recipes[0], device=device)
+    facts, batches = read_text(data, device=device)
+    if facts["target_sha256"] != checkpoint.source_sha256:
+        raise ConfigError(f"{data} was written by another target ({facts['target_sha256'][:12]}). Generate it again.")
+    options = recipes[0].optimize
+    dataset = BlockDataset(batches, num_held_out=options.num_held_out_sequences, seed=options.seed)
+    counts = dataset.token_counts(target.config.vocab_size)
+    trainers = {recipe.name: Trainer(recipe, target, counts) for recipe in recipes}
+    runner = GridRunner(
+        target, num_sequences=options.batch_sequences, num_positions=recipes[0].generate.sequence_tokens
+    )
+    started = time.perf_counter()
+    logs = train(trainers, runner, dataset, progress=progress)
+    seconds = time.perf_counter() - started
+    records = {}
+    for name, trainer in trainers.items():
+        record = training_record(trainer, dataset, facts, logs[name], seconds=seconds)
+        export_drafter(trainer, out / name, record=record)
+        records[name] = record
+        progress(f"{name}: {record['held_out']}")
+    return records
+
+
+def training_record(
+    trainer: Trainer, dataset: BlockDataset, facts: dict[str, Any], log: TrainingLog, *, seconds: float
+) -> dict[str, Any]:
+    """Recipe, text, loss and held-out figures, with the environment they were made in."""
+    return {
+        "schema": 1,
+        "recipe": asdict(trainer.recipe),
+        "text": facts,
+        "num_parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
+        "train_seconds": seconds,
+        "log": log.rows,
+        "held_out": held_out_figures(trainer, dataset),
+        "environment": environment.describe(),
+    }
+
+
+def held_out_figures(trainer: Trainer, dataset: BlockDataset) -> dict[str, Any]:
+    """Simulated cycles on text that was not trained on."""
+    positions = trainer.recipe.generate.sequence_tokens
+    runner = GridRunner(trainer.target, num_sequences=8, num_positions=positions)
+    trainer.model.eval()
+    figures: dict[str, Any] = {}
+    for pool in dataset.pools:
+        text = dataset.held_out(pool.kind)
+        if pool.kind is TextKind.GREEDY:
+            figures["greedy"] = [walked.summary() for walked in evaluate_greedy(trainer, runner, text)]
+        else:
+            figures[pool.kind.value] = evaluate_sampled(trainer, runner, text)
+    return figures
+
+
+def _check_alike(recipes: list[Recipe]) -> None:
+    def shared(recipe: Recipe) -> tuple[Any, ...]:
+        options = recipe.optimize
+        return (recipe.generate, options.num_steps, options.batch_sequences, options.seed, options.num_held_out_sequences)
+
+    if len({shared(recipe) for recipe in recipes}) != 1 or len({recipe.name for recipe in recipes}) != len(recipes):
+        raise ConfigError("recipes trained together must have different names, the same [generate], steps, batch and seed.")

@@ -1,0 +1,151 @@
+"""Fitting one drafter to a target's own text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.errors import ConfigError
+from outrider.models.gemma import GemmaTarget
+from outrider.training.capture import GridRunner
+from outrider.training.config import OptimizeConfig, Recipe
+from outrider.training.dataset import BlockBatch, BlockDataset, anchor_candidates, inside_repeats, make_blocks, sample_anchors
+from outrider.training.drafter import TrainableDFlash
+from outrider.training.generate import TextBatch
+from outrider.training.losses import BlockLoss, block_loss
+
+LOG_EVERY_STEPS = 100
+
+
+def choose_vocabulary(counts: Tensor, size: int) -> Tensor:
+    """The `size` most frequent token ids, ascending, int64 [Vd]; ties go to the lower id."""
+    if size >= len(counts):
+        return torch.arange(len(counts), device=counts.device)
+    order = torch.argsort(counts, descending=True, stable=True)
+    return order[:size].sort().values
+
+
+def learning_rate_factor(step: int, options: OptimizeConfig) -> float:
+    """Linear warm-up, then half a cosine down to 0."""
+    warmup = max(1, int(options.warmup_fraction * options.num_steps))
+    return min((step + 1) / warmup, 0.5 * (1.0 + math.cos(math.pi * min(step / options.num_steps, 1.0))))
+
+
+def make_optimizers(model: nn.Module, options: OptimizeConfig) -> list[torch.optim.Optimizer]:
+    """AdamW for everything, or Muon for matrices (its step scaled to AdamW's size) and AdamW for norms."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    others = [parameter for parameter in model.parameters() if parameter.dim() != 2]
+    rate = options.learning_rate
+    adamw: dict[str, Any] = {"lr": rate, "betas": (0.9, 0.98), "weight_decay": 0.0}
+    match options.optimizer:
+        case "adamw":
+            return [torch.optim.AdamW(model.parameters(), **adamw)]
+        case "muon":
+            muon = torch.optim.Muon(matrices, lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+            return [muon, torch.optim.AdamW(others, **adamw)]
+    raise ConfigError(f"optimizer {options.optimizer!r} is not one of adamw, muon.")
+
+
+@dataclass
+class TrainingLog:
+    """What is written into the record: one row every LOG_EVERY_STEPS."""
+
+    rows: list[dict[str, float | list[float]]] = field(default_factory=list)
+
+
+class Trainer:
+    """A drafter, its optimiser and its share of a step. Several can share one target pass."""
+
+    def __init__(self, recipe: Recipe, target: GemmaTarget, token_counts: Tensor) -> None:
+        options, shape = recipe.optimize, recipe.drafter
+        torch.manual_seed(options.seed)
+        self.recipe, self.target, self.device = recipe, target, target.device
+        self.model = TrainableDFlash(
+            shape, hidden_size=target.config.hidden_size, max_positions=recipe.generate.sequence_tokens
+        ).to(target.device)
+        self.draft_to_target = choose_vocabulary(token_counts, shape.draft_vocab_size)
+        self.target_to_draft = torch.full((target.config.vocab_size,), -1, dtype=torch.int64, device=target.device)
+        self.target_to_draft[self.draft_to_target] = torch.arange(len(self.draft_to_target), device=target.device)
+        self.head = target.embedding[self.draft_to_target]  # frozen rows of the tied embedding
+        self.generator = torch.Generator(device=target.device).manual_seed(options.seed)
+        self.optimizers = make_optimizers(self.model, options)
+        self.schedules = [
+            torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, options))
+            for optimizer in self.optimizers
+        ]
+
+    def blocks(self, text: TextBatch) -> BlockBatch:
+        """Draw anchors, fewer inside repeats, and make their blocks."""
+        options = self.recipe.optimize
+        weights = anchor_candidates(text).float()
+        weights = torch.where(inside_repeats(text.token_ids), weights * options.repeat_anchor_weight, weights)
+        anchors, real = sample_anchors(weights, options.max_anchors, self.generator)
+        return make_blocks(text, anchors, real, block_size=self.recipe.drafter.block_size)
+
+    def draft_logits(self, taps: Tensor, token_ids: Tensor, anchors: Tensor) -> Tensor:
+        """Logits over the draft vocabulary, [S, A, B - 1, Vd], from taps [S, P, taps * N] and texts int64 [S, P]."""
+        shape = self.recipe.drafter
+        block = torch.full((*anchors.shape, shape.block_size), shape.mask_token_id, dtype=torch.int64, device=self.device)
+        block[:, :, 0] = token_ids.gather(1, anchors)
+        embeds = self.target.embed(block.flatten()).view(*block.shape, -1)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.target.dtype == torch.bfloat16):
+            hidden = self.model(taps, anchors, embeds)
+        return nn.functional.linear(hidden.to(self.head.dtype), self.head)
+
+    def loss(self, taps: Tensor, batch: BlockBatch) -> BlockLoss:
+        """Loss of one batch of blocks."""
+        options = self.recipe.optimize
+        logits = self.draft_logits(taps, batch.token_ids, batch.anchors).flatten(0, 1)
+        return block_loss(
+            logits,
+            self.target_to_draft[batch.candidate_ids].flatten(0, 1),
+            batch.candidate_probs.flatten(0, 1),
+            batch.label_mask.flatten(0, 1),
+            decay=options.position_decay,
+            cross_entropy_weight=options.cross_entropy_weight,
+            total_variation_weight=options.total_variation_weight,
+        )
+
+    def step(self, taps: Tensor, batch: BlockBatch) -> BlockLoss:
+        """One optimiser step."""
+        result = self.loss(taps, batch)
+        self.model.zero_grad(set_to_none=True)
+        result.loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimize.clip_norm)
+        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+        return result
+
+
+def train(
+    trainers: dict[str, Trainer], runner: GridRunner, dataset: BlockDataset, *, progress: Callable[[str], None]
+) -> dict[str, TrainingLog]:
+    """Fit every trainer on the same texts, in step; the target runs once a step for all of them."""
+    options = next(iter(trainers.values())).recipe.optimize
+    layers = tuple(sorted({layer for t in trainers.values() for layer in t.recipe.drafter.target_layer_ids}))
+    logs = {name: TrainingLog() for name in trainers}
+    for step, text in zip(range(options.num_steps), dataset.texts(options.batch_sequences), strict=False):
+        with torch.no_grad():
+            taps = runner.taps(text.token_ids.to(torch.int64), layers)
+        for name, trainer in trainers.items():
+            result = trainer.step(select_taps(taps, layers, trainer), trainer.blocks(text))
+            if step % LOG_EVERY_STEPS == 0 or step == options.num_steps - 1:
+                row = {"step": step, "loss": result.loss.item(), "acceptance_by_slot": result.acceptance_by_slot.tolist()}
+                logs[name].rows.append({**row, "kind": text.kind.value})  # type: ignore[dict-item]
+                progress(f"step {step}/{options.num_steps} {name} {text.kind.value} loss {result.loss.item():.3f}")
+    return logs
+
+
+def select_taps(taps: Tensor, layers: tuple[int, ...], trainer: Trainer) -> Tensor:
+    """The columns of taps [S, P, layers * N] that one trainer reads, in its own order."""
+    size = trainer.target.config.hidden_size
+    wanted = trainer.recipe.drafter.target_layer_ids
+    if wanted == layers:
+        return taps
+    return torch.cat([taps[..., layers.index(i) * size : (layers.index(i) + 1) * size] for i in wanted], dim=-1)
