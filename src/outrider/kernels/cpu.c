@@ -208,7 +208,7 @@ EXPORT void outrider_set_threads(int num_threads) {
 #define WIDTH 8
 #endif
 #define VECTORS (TILE / WIDTH)
-#define DENSE_GROUP 32
+#define PREFETCH_BYTES 4352 /* two blocks ahead: without it the misses of a block come all at once, in its first pass */
 
 typedef float wide __attribute__((vector_size(4 * WIDTH), aligned(4)));
 
@@ -276,6 +276,10 @@ INLINE wide load_half(const uint16_t *p) {
 #endif
 }
 
+INLINE wide load_weights(const uint8_t *values, int index, const int DENSE) {
+    return DENSE ? load_wide((const float *)values + index) : load_int8((const int8_t *)values + index);
+}
+
 INLINE int64_t scale_bytes(int32_t flags) {
     return flags & FLAG_DENSE ? 0 : TILE * (flags & FLAG_HALF_SCALES ? 2 : 4) + (flags & FLAG_OFFSETS ? TILE * 4 : 0);
 }
@@ -291,6 +295,7 @@ INLINE void tile_product(const int ROWS, const int SPAN, const int DENSE, const 
     for (int64_t g = 0; g < num_groups; g++) {
         const int64_t count = DENSE && in - g * group < group ? in - g * group : group;
         const uint8_t *after = tile + count * TILE * (DENSE ? 4 : 1);
+        const int64_t share = (after - tile + scale_bytes(weight->flags)) / (VECTORS / SPAN);
         for (int first = 0; first < VECTORS; first += SPAN) {
             wide sums[6][8];
 #pragma GCC unroll 8
@@ -298,14 +303,30 @@ INLINE void tile_product(const int ROWS, const int SPAN, const int DENSE, const 
 #pragma GCC unroll 8
                 for (int v = 0; v < SPAN; v++) sums[r][v] = (wide){0};
             const uint8_t *values = tile + first * WIDTH * (DENSE ? 4 : 1);
+            const uint8_t *ahead = tile + PREFETCH_BYTES + share * (first / SPAN);
+            for (int64_t line = 0; line < share; line += 64) __builtin_prefetch(ahead + line);
 #pragma GCC unroll 2
             for (int64_t k = 0; k < count; k++) {
+                const uint8_t *at = values + k * TILE * (DENSE ? 4 : 1);
+                wide held[8]; /* the fewer of weights and inputs stay in registers, the others come one by one */
+                if (ROWS > SPAN) {
 #pragma GCC unroll 8
-                for (int v = 0; v < SPAN; v++) {
-                    const int64_t index = k * TILE + v * WIDTH;
-                    wide w = DENSE ? load_wide((const float *)values + index) : load_int8((const int8_t *)values + index);
+                    for (int v = 0; v < SPAN; v++) held[v] = load_weights(at, v * WIDTH, DENSE);
 #pragma GCC unroll 8
-                    for (int r = 0; r < ROWS; r++) sums[r][v] = multiply_add_wide(w, splat_wide(x[r * in + k]), sums[r][v]);
+                    for (int r = 0; r < ROWS; r++) {
+                        const wide input = splat_wide(x[r * in + k]);
+#pragma GCC unroll 8
+                        for (int v = 0; v < SPAN; v++) sums[r][v] = multiply_add_wide(held[v], input, sums[r][v]);
+                    }
+                } else {
+#pragma GCC unroll 8
+                    for (int r = 0; r < ROWS; r++) held[r] = splat_wide(x[r * in + k]);
+#pragma GCC unroll 8
+                    for (int v = 0; v < SPAN; v++) {
+                        const wide w = load_weights(at, v * WIDTH, DENSE);
+#pragma GCC unroll 8
+                        for (int r = 0; r < ROWS; r++) sums[r][v] = multiply_add_wide(w, held[r], sums[r][v]);
+                    }
                 }
             }
 #pragma GCC unroll 8
@@ -373,11 +394,10 @@ typedef struct {
     const weight_t *weight;
     const float *x, *group_sums;
     float *y;
-    int64_t rows;
+    int64_t rows, tiles_per_item;
 } linear_job;
 
-static void linear_tile(const void *argument, int64_t tile_index) {
-    const linear_job *job = argument;
+static void linear_tile(const linear_job *job, int64_t tile_index) {
     const weight_t *weight = job->weight;
     const int64_t out = weight->out_features, in = weight->in_features, num_groups = in / weight->group_size;
     const uint8_t *tile = weight->tiles + tile_index * weight->tile_bytes;
@@ -391,6 +411,14 @@ static void linear_tile(const void *argument, int64_t tile_index) {
         for (int64_t r = 0; r < rows; r++)
             memcpy(job->y + (row + r) * out + first, totals + r * TILE, (size_t)width * sizeof(float));
     }
+}
+
+INLINE int64_t count_tiles(const weight_t *weight) { return (weight->out_features + TILE - 1) / TILE; }
+
+static void linear_item(const void *argument, int64_t item) {
+    const linear_job *job = argument;
+    const int64_t first = item * job->tiles_per_item, last = first + job->tiles_per_item, num_tiles = count_tiles(job->weight);
+    for (int64_t tile = first; tile < last && tile < num_tiles; tile++) linear_tile(job, tile);
 }
 
 /* Sum of the inputs of each group, which an offset multiplies. */
@@ -411,8 +439,11 @@ EXPORT void outrider_linear(const float *x, int64_t rows, const weight_t *weight
         if (count > 1024) sums = malloc((size_t)count * sizeof(float));
         sum_groups(x, count, weight->group_size, sums);
     }
-    const linear_job job = {weight, x, sums, y, rows};
-    parallel(linear_tile, &job, (weight->out_features + TILE - 1) / TILE);
+    /* Neighbouring tiles stay on one thread as far as the work still spreads evenly: they are one stream. */
+    const int64_t num_tiles = count_tiles(weight), even = num_tiles / (8 * wanted_threads);
+    const int64_t tiles_per_item = even < 1 ? 1 : even > 16 ? 16 : even;
+    const linear_job job = {weight, x, sums, y, rows, tiles_per_item};
+    parallel(linear_item, &job, (num_tiles + tiles_per_item - 1) / tiles_per_item);
     if (sums != few_sums) free(sums);
 }
 
@@ -460,7 +491,7 @@ static void pack_tile(const void *argument, int64_t tile_index) {
 /* Fill weight->tiles from values [out, in], scales and offsets [out, in / group]. */
 EXPORT void outrider_pack(const weight_t *weight, const void *values, const void *scales, const float *offsets) {
     const pack_job job = {weight, values, scales, offsets};
-    const int64_t num_tiles = (weight->out_features + TILE - 1) / TILE;
+    const int64_t num_tiles = count_tiles(weight);
 #if defined(MADV_HUGEPAGE)
     const uintptr_t page = 2 << 20, begin = ((uintptr_t)weight->tiles + page - 1) & ~(page - 1);
     const uintptr_t end = (uintptr_t)weight->tiles + (uintptr_t)(num_tiles * weight->tile_bytes);
