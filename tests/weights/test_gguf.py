@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from outrider.errors import UnsupportedModelError, WeightsError
 from outrider.weights.gguf import gguf_config, gguf_tensors, open_gemma_gguf
@@ -21,8 +22,9 @@ def with_metadata(file: GgufFile, **changes: Any) -> GgufFile:
     return replace(file, metadata={key: value for key, value in metadata.items() if value is not None})
 
 
-def test_embedded_config(embedded_checkpoint: Checkpoint) -> None:
-    config = embedded_checkpoint.config
+def test_embedded_config(embedded_checkpoint: Checkpoint, embedded_gguf: GgufFile) -> None:
+    config = gguf_config(embedded_gguf)
+    assert embedded_checkpoint.config == config
     full_layers = [i for i, kind in enumerate(config["layer_types"]) if kind == "full_attention"]
     assert full_layers == [5, 11, 17]
     assert {key: value for key, value in config.items() if key != "layer_types"} == {
@@ -52,18 +54,37 @@ def test_embedded_config(embedded_checkpoint: Checkpoint) -> None:
     }
 
 
-def test_embedded_names_are_those_of_hugging_face(embedded_checkpoint: Checkpoint) -> None:
+def hugging_face_names(num_layers: int) -> set[str]:
     parts = ["input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"]
     parts += [f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")]
     parts += [f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
-    expected = {f"model.layers.{layer}.{part}.weight" for layer in range(18) for part in parts}
-    assert set(embedded_checkpoint.tensors) == expected | {"model.embed_tokens.weight", "model.norm.weight"}
+    layers = {f"model.layers.{layer}.{part}.weight" for layer in range(num_layers) for part in parts}
+    return layers | {"model.embed_tokens.weight", "model.norm.weight"}
 
 
-def test_every_weight_knows_its_name(tiny_gguf: Path) -> None:
+def test_names_are_those_of_hugging_face(embedded_checkpoint: Checkpoint, tiny_gguf: Path) -> None:
     weights = gguf_tensors(open_gemma_gguf(tiny_gguf))
-    assert len(weights) == 2 + 13 * LAYERS
+    assert set(weights) == hugging_face_names(LAYERS)
     assert all(name == weight.name for name, weight in weights.items())
+    assert set(embedded_checkpoint.tensors) == hugging_face_names(18)
+
+
+@pytest.mark.parametrize(
+    ("stored_name", "name"),
+    [
+        ("blk.1.attn_norm", "model.layers.1.input_layernorm"),
+        ("blk.1.post_attention_norm", "model.layers.1.post_attention_layernorm"),
+        ("blk.1.ffn_norm", "model.layers.1.pre_feedforward_layernorm"),
+        ("blk.1.post_ffw_norm", "model.layers.1.post_feedforward_layernorm"),
+        ("blk.1.attn_q_norm", "model.layers.1.self_attn.q_norm"),
+        ("blk.1.attn_k_norm", "model.layers.1.self_attn.k_norm"),
+        ("output_norm", "model.norm"),
+    ],
+)
+def test_norms_go_to_their_places(tiny_gguf: Path, stored_name: str, name: str) -> None:
+    file = open_gemma_gguf(tiny_gguf)
+    stored = file.tensors[f"{stored_name}.weight"].raw.tobytes()
+    assert gguf_tensors(file)[f"{name}.weight"].dequantize(torch.float32).numpy().tobytes() == stored
 
 
 def test_unknown_architecture_is_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from outrider.errors import LocateError, UnsupportedModelError, WeightsError
 from outrider.weights.packed import BlockInt8Weight, DenseWeight, quantize_int8
 from outrider.weights.safetensors_dir import INDEX_NAME, load_safetensors_dir
 
-INT8 = {
+INT8: dict[str, Any] = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",
     "config_groups": {
@@ -24,6 +24,14 @@ INT8 = {
         }
     },
 }
+
+
+def with_weights(**changes: Any) -> dict[str, Any]:
+    group = INT8["config_groups"]["group_0"]
+    return {"config_groups": {"group_0": {**group, "weights": {**group["weights"], **changes}}}}
+
+
+FOUR_BITS, ASYMMETRIC = with_weights(num_bits=4), with_weights(symmetric=False)
 
 
 def write(
@@ -102,7 +110,14 @@ def test_int8_with_a_scale_that_is_not_finite(
 
 @pytest.mark.parametrize(
     "change",
-    [{"quant_method": "gptq"}, {"format": "pack-quantized"}, {"config_groups": {}}, {"config_groups": {"g": {}}}],
+    [
+        {"quant_method": "gptq"},
+        {"format": "pack-quantized"},
+        {"config_groups": {}},
+        {"config_groups": {"g": {}}},
+        FOUR_BITS,
+        ASYMMETRIC,
+    ],
 )
 def test_other_quantisations_are_named(
     tmp_path: Path, int8_tensors: dict[str, torch.Tensor], change: dict[str, Any]
