@@ -133,7 +133,7 @@ class CpuKernels:
         inputs = _plain(inputs, torch.float32)
         num_rows, in_features = inputs.shape
         assert in_features == weight.in_features, (in_features, weight.name, weight.in_features)
-        outputs = torch.empty((num_rows, weight.out_features), dtype=torch.float32)
+        outputs = inputs.new_empty(num_rows, weight.out_features)
         self._linear(inputs.data_ptr(), num_rows, weight.address, outputs.data_ptr())
         return outputs
 
@@ -229,7 +229,7 @@ class CpuKernels:
 def _plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The tensor as C reads it: of `dtype`, rows one after another."""
     assert tensor.dtype is dtype, f"{tensor.dtype} where {dtype} is due"
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
+    return tensor.contiguous()
 
 
 def _pointer(tensor: Tensor | None) -> int | None:
