@@ -366,7 +366,7 @@ INLINE void tile_product(const int ROWS, const int SPAN, const int DENSE, const 
 #define SPAN_5 4
 #define SPAN_6 4
 #else
-#define SPAN_1 8
+#define SPAN_1 4
 #define SPAN_2 4
 #define SPAN_3 4
 #define SPAN_4 2

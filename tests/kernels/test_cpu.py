@@ -1,0 +1,247 @@
+"""The compiled kernels against their torch twins, and one row against many, bit for bit."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.errors import ConfigError
+from outrider.kernels.cpu import CpuKernels, chosen_num_threads
+from outrider.kernels.reference import TorchKernels
+from outrider.weights.packed import BlockInt8Weight, DenseWeight, PackedWeight, quantize_int8
+
+EXACT = TorchKernels(torch.float64)
+EPS = 1e-6
+MANY_ROWS = (*range(1, 17), 37)
+
+# Sums of up to 2048 float32 products, in another order than torch's and against float64: about sqrt(2048) roundings
+# of 6e-8, relative to the largest output of the tensor.
+SUM_TOLERANCE = 2e-6
+# A few roundings of one number: the exponential's polynomial, a division, a product or two.
+ROUNDING_TOLERANCE = 1e-6
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Gaussian float32 numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_near(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Within tolerance of the largest element of `expected`."""
+    assert actual.shape == expected.shape
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=tolerance * float(expected.abs().max()))
+
+
+def int8_weight(
+    out: int, inputs: int, *, group: int, low: int = -127, high: int = 127, offsets: bool = False
+) -> BlockInt8Weight:
+    """Integers from low to high with scales that float16 cannot hold, as K-quants have."""
+    generator = torch.Generator().manual_seed(out + inputs)
+    values = torch.randint(low, high + 1, (out, inputs), dtype=torch.int8, generator=generator)
+    scales = torch.rand(out, inputs // group, generator=generator) * 0.01 + 1e-4
+    shift = -torch.rand(out, inputs // group, generator=generator) * 0.05 if offsets else None
+    return BlockInt8Weight("weight", values, scales, shift, group)
+
+
+WEIGHTS: dict[str, PackedWeight] = {
+    "Q8_0": quantize_int8("weight", normal(640, 96), group_size=32),
+    "Q5_0": int8_weight(128, 640, group=32, low=-16, high=15),
+    "Q4_K": int8_weight(192, 1024, group=32, low=0, high=15, offsets=True),
+    "Q6_K": int8_weight(64, 2048, group=16, low=-32, high=31),
+    "odd outputs": int8_weight(77, 160, group=32, offsets=True),
+    "one output": int8_weight(1, 32, group=32),
+    "group 16 with offsets": int8_weight(130, 48, group=16, offsets=True),
+    "group 8": int8_weight(66, 24, group=8),
+    "dense": DenseWeight("weight", normal(130, 101)),
+    "dense bf16": DenseWeight("weight", normal(64, 64).to(torch.bfloat16)),
+}
+every_weight = pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS.keys())
+
+
+@every_weight
+def test_linear_equals_reference_and_every_row_stands_alone(cpu_kernels: CpuKernels, weight: PackedWeight) -> None:
+    packed = cpu_kernels.pack(weight)
+    x = normal(max(MANY_ROWS), weight.shape[1], seed=1)
+    alone = torch.cat([cpu_kernels.linear(x[row : row + 1], packed) for row in range(len(x))])
+    assert_near(alone, EXACT.linear(x.double(), EXACT.pack(weight)), SUM_TOLERANCE)
+    for num_rows in MANY_ROWS:
+        assert torch.equal(cpu_kernels.linear(x[:num_rows], packed), alone[:num_rows]), num_rows
+    assert torch.equal(cpu_kernels.logits(x[5:9], packed), alone[5:9])
+
+
+@every_weight
+def test_embed_gives_the_exact_numbers(cpu_kernels: CpuKernels, weight: PackedWeight) -> None:
+    packed = cpu_kernels.pack(weight)
+    token_ids = torch.tensor([weight.shape[0] - 1, 0, weight.shape[0] // 2])
+    assert torch.equal(cpu_kernels.embed(token_ids, packed), weight.dequantize(torch.float32)[token_ids])
+
+
+def test_embed_refuses_ids_outside_the_table(cpu_kernels: CpuKernels) -> None:
+    packed = cpu_kernels.pack(WEIGHTS["Q5_0"])
+    for token_id in (-1, 128):
+        with pytest.raises(IndexError, match="128 rows"):
+            cpu_kernels.embed(torch.tensor([0, token_id]), packed)
+
+
+def test_pack_refuses_groups_it_cannot_read(cpu_kernels: CpuKernels) -> None:
+    with pytest.raises(ConfigError, match="groups of 4"):
+        cpu_kernels.pack(int8_weight(4, 8, group=4))
+
+
+def test_no_rows(cpu_kernels: CpuKernels) -> None:
+    assert cpu_kernels.linear(torch.empty(0, 640), cpu_kernels.pack(WEIGHTS["Q5_0"])).shape == (0, 128)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 640, 647])
+def test_norms(cpu_kernels: CpuKernels, size: int) -> None:
+    x, weight, residual = normal(16, size), normal(size, seed=1), normal(16, size, seed=2)
+    normed = cpu_kernels.rms_norm(x, weight, eps=EPS)
+    added = cpu_kernels.rms_norm_add(x, weight, residual, eps=EPS)
+    assert_near(normed, EXACT.rms_norm(x.double(), weight.double(), eps=EPS), ROUNDING_TOLERANCE)
+    assert_near(added, EXACT.rms_norm_add(x.double(), weight.double(), residual.double(), eps=EPS), ROUNDING_TOLERANCE)
+    for row in range(16):
+        one = slice(row, row + 1)
+        assert torch.equal(cpu_kernels.rms_norm(x[one], weight, eps=EPS), normed[one])
+        assert torch.equal(cpu_kernels.rms_norm_add(x[one], weight, residual[one], eps=EPS), added[one])
+
+
+@pytest.mark.parametrize("size", [6, 64, 256])
+@pytest.mark.parametrize("with_norm", [True, False])
+def test_head_norm_rope(cpu_kernels: CpuKernels, size: int, with_norm: bool) -> None:
+    heads, positions = normal(16, 3, size), torch.arange(16) * 3
+    weight = normal(size, seed=1) if with_norm else None
+    angles = torch.arange(48)[:, None] * torch.logspace(0, -3, size // 2)
+    cos, sin = angles.cos(), angles.sin()
+    out = cpu_kernels.head_norm_rope(heads, weight, cos, sin, positions, eps=EPS)
+    wide_weight = None if weight is None else weight.double()
+    expected = EXACT.head_norm_rope(heads.double(), wide_weight, cos.double(), sin.double(), positions, eps=EPS)
+    assert_near(out, expected, ROUNDING_TOLERANCE)
+    for row in range(16):
+        one = slice(row, row + 1)
+        assert torch.equal(cpu_kernels.head_norm_rope(heads[one], weight, cos, sin, positions[one], eps=EPS), out[one])
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "silu"])
+@pytest.mark.parametrize("size", [1, 8, 2048, 2051])
+def test_gated_activation(cpu_kernels: CpuKernels, activation: str, size: int) -> None:
+    gate, up = normal(16, size) * 6, normal(16, size, seed=1)
+    out = cpu_kernels.gated_activation(gate, up, activation=activation)
+    expected = EXACT.gated_activation(gate.double(), up.double(), activation=activation)
+    assert_near(out, expected, ROUNDING_TOLERANCE)
+    for row in range(16):
+        one = slice(row, row + 1)
+        assert torch.equal(cpu_kernels.gated_activation(gate[one], up[one], activation=activation), out[one])
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "silu"])
+def test_gated_activation_at_the_ends_of_the_range(cpu_kernels: CpuKernels, activation: str) -> None:
+    gate = torch.tensor([[0.0, -0.0, 20.0, 300.0, 1e30, -20.0, -300.0, -1e30, math.nan, math.inf]])
+    out = cpu_kernels.gated_activation(gate, torch.ones_like(gate), activation=activation)
+    expected = torch.tensor([[0.0, 0.0, 20.0, 300.0, 1e30, 0.0, 0.0, 0.0, math.nan, math.inf]])
+    torch.testing.assert_close(out, expected, equal_nan=True, rtol=1e-6, atol=1e-7)
+
+
+def test_write_cache_wraps_and_spare_rows_write_nothing(cpu_kernels: CpuKernels) -> None:
+    cache_k, cache_v = normal(2, 5, 2, 3, seed=1), normal(2, 5, 2, 3, seed=2)
+    expected_k, expected_v = cache_k.clone(), cache_v.clone()
+    rows = normal(4, 2, 3, seed=3), normal(4, 2, 3, seed=4)
+    seats, positions = torch.tensor([1, -1, 0, -1]), torch.tensor([13, 2, 4, 1])
+    cpu_kernels.write_cache(cache_k, cache_v, *rows, seats, positions)
+    TorchKernels(torch.float32).write_cache(expected_k, expected_v, *rows, seats, positions)
+    assert torch.equal(cache_k, expected_k)
+    assert torch.equal(cache_v, expected_v)
+
+
+@pytest.mark.parametrize(("heads", "groups", "size"), [(4, 1, 256), (2, 2, 64), (4, 2, 72), (3, 1, 20), (8, 1, 37)])
+def test_attention_equals_reference(cpu_kernels: CpuKernels, heads: int, groups: int, size: int) -> None:
+    cache_k, cache_v = normal(3, 50, groups, size, seed=1), normal(3, 50, groups, size, seed=2)
+    fresh_k, fresh_v = normal(7, groups, size, seed=3), normal(7, groups, size, seed=4)
+    rows = [(1, 30, 75, 1, 5), (-1, 0, 0, 0, 0), (0, 0, 10, 0, 0), (2, 60, 99, 0, 7), (0, 0, 0, 2, 3), (0, 0, 90, 0, 0)]
+    spans = torch.tensor(rows, dtype=torch.int32)
+    queries = normal(len(rows), heads, size, seed=5)
+    out = cpu_kernels.attention(queries, cache_k, cache_v, spans, scale=0.1, fresh_k=fresh_k, fresh_v=fresh_v)
+    wide = [tensor.double() for tensor in (queries, cache_k, cache_v, fresh_k, fresh_v)]
+    expected = EXACT.attention(*wide[:3], spans, scale=0.1, fresh_k=wide[3], fresh_v=wide[4])
+    assert_near(out, expected, SUM_TOLERANCE)
+    assert not out[1].any()
+    for row in range(len(rows)):
+        one = slice(row, row + 1)
+        alone = cpu_kernels.attention(
+            queries[one], cache_k, cache_v, spans[one], scale=0.1, fresh_k=fresh_k, fresh_v=fresh_v
+        )
+        assert torch.equal(alone, out[one])
+
+
+def test_attention_of_one_row_equals_n_rows_at_every_length_across_the_window_edge(cpu_kernels: CpuKernels) -> None:
+    """Decoding one row at a time and verifying up to 16 at once use the same ring, and agree in every bit."""
+    window, num_slots, length = 24, 24 + 16, 100
+    keys, values, queries = normal(length, 1, 64, seed=1), normal(length, 1, 64, seed=2), normal(length, 4, 64, seed=3)
+
+    def decode(num_rows: int) -> Tensor:
+        cache_k, cache_v = torch.full((1, num_slots, 1, 64), math.nan), torch.full((1, num_slots, 1, 64), math.nan)
+        outputs = []
+        for first in range(0, length, num_rows):
+            positions = torch.arange(first, min(first + num_rows, length))
+            seats = torch.zeros_like(positions)
+            cpu_kernels.write_cache(cache_k, cache_v, keys[positions], values[positions], seats, positions)
+            columns = seats, (positions + 1 - window).clamp_min(0), positions + 1, seats, seats
+            spans = torch.stack(columns, dim=1).to(torch.int32)
+            outputs.append(cpu_kernels.attention(queries[positions], cache_k, cache_v, spans, scale=0.125))
+        return torch.cat(outputs)
+
+    alone = decode(1)
+    assert alone.isfinite().all()
+    for num_rows in range(2, 17):
+        assert torch.equal(decode(num_rows), alone), num_rows
+
+
+@pytest.mark.parametrize("num_visible", range(1, 34))
+def test_nan_in_slots_that_are_not_visible_does_not_leak(cpu_kernels: CpuKernels, num_visible: int) -> None:
+    cache_k, cache_v = torch.full((2, 40, 1, 32), math.nan), torch.full((2, 40, 1, 32), math.nan)
+    slots = torch.arange(30, 30 + num_visible) % 40
+    cache_k[1, slots], cache_v[1, slots] = normal(num_visible, 1, 32), normal(num_visible, 1, 32, seed=1)
+    spans = torch.tensor([[1, 30, 30 + num_visible, 0, 0]], dtype=torch.int32)
+    queries = normal(1, 4, 32, seed=2)
+    out = cpu_kernels.attention(queries, cache_k, cache_v, spans, scale=0.2)
+    expected = EXACT.attention(queries.double(), cache_k.double(), cache_v.double(), spans, scale=0.2)
+    assert_near(out, expected, SUM_TOLERANCE)
+
+
+def test_nan_that_is_visible_is_not_hidden(cpu_kernels: CpuKernels) -> None:
+    cache_k, cache_v = normal(1, 8, 1, 32), normal(1, 8, 1, 32, seed=1)
+    cache_k[0, 3] = math.nan
+    spans = torch.tensor([[0, 0, 8, 0, 0]], dtype=torch.int32)
+    assert cpu_kernels.attention(normal(1, 4, 32), cache_k, cache_v, spans, scale=0.2).isnan().all()
+
+
+def test_calls_from_several_threads_do_not_mix(cpu_kernels: CpuKernels) -> None:
+    packed = cpu_kernels.pack(int8_weight(640, 320, group=32))
+    inputs = [normal(3, 320, seed=seed) for seed in range(4)]
+    expected = [cpu_kernels.linear(x, packed) for x in inputs]
+    wrong: list[int] = []
+
+    def check(index: int) -> None:
+        for _ in range(100):
+            if not torch.equal(cpu_kernels.linear(inputs[index], packed), expected[index]):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=check, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_thread_count_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_THREADS", "3")
+    assert chosen_num_threads() == 3
+    monkeypatch.setenv("OUTRIDER_THREADS", "none")
+    with pytest.raises(ConfigError, match="OUTRIDER_THREADS='none'"):
+        chosen_num_threads()
+    monkeypatch.delenv("OUTRIDER_THREADS")
+    assert chosen_num_threads() >= 1

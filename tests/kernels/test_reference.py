@@ -1,0 +1,132 @@
+"""The torch twins against the formulas of the protocol, written out slowly."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.kernels.reference import ATTENTION_ROWS, TorchKernels
+from outrider.weights.packed import DenseWeight, quantize_int8
+
+EXACT = TorchKernels(torch.float64)
+EPS = 1e-6
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Gaussian float64 numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def spans(*rows: tuple[int, int, int, int, int]) -> Tensor:
+    """(seat, context start, context end, fresh start, fresh end) of each row."""
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+def slow_attention(query: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
+    """One row [H, D] over the keys and values [n, G, D] it sees."""
+    heads_per_group = query.shape[0] // keys.shape[1]
+    out = []
+    for head, vector in enumerate(query):
+        group = head // heads_per_group
+        weights = torch.softmax(keys[:, group] @ vector * scale, dim=0)
+        out.append(weights @ values[:, group])
+    return torch.stack(out)
+
+
+def test_linear_and_embed_use_the_dequantised_numbers() -> None:
+    weight = quantize_int8("w", normal(5, 64), group_size=32)
+    packed = EXACT.pack(weight)
+    dense = weight.dequantize(torch.float64)
+    x = normal(3, 64, seed=1)
+    torch.testing.assert_close(EXACT.linear(x, packed), x @ dense.T)
+    assert torch.equal(EXACT.embed(torch.tensor([4, 0]), packed), dense[[4, 0]])
+    assert EXACT.logits(x, packed).dtype == torch.float64
+
+
+def test_half_precision_keeps_its_dtype_and_sums_in_float32() -> None:
+    kernels = TorchKernels(torch.bfloat16)
+    x = normal(2, 256).to(torch.bfloat16)
+    weight = torch.ones(256, dtype=torch.bfloat16)
+    normed = kernels.rms_norm(x, weight, eps=EPS)
+    expected = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + EPS)
+    assert normed.dtype == torch.bfloat16
+    assert torch.equal(normed, expected.to(torch.bfloat16))
+    packed = kernels.pack(DenseWeight("w", normal(3, 256)))
+    assert packed.dtype == torch.bfloat16
+    assert kernels.logits(x, packed).dtype == torch.float32
+
+
+def test_norms() -> None:
+    x, weight, residual = normal(3, 10), normal(10, seed=1), normal(3, 10, seed=2)
+    expected = torch.stack([row / math.sqrt(float(row @ row) / 10 + EPS) * weight for row in x])
+    torch.testing.assert_close(EXACT.rms_norm(x, weight, eps=EPS), expected)
+    torch.testing.assert_close(EXACT.rms_norm_add(x, weight, residual, eps=EPS), residual + expected)
+
+
+@pytest.mark.parametrize("with_norm", [True, False])
+def test_head_norm_rope_rotates_pairs_half_a_head_apart(with_norm: bool) -> None:
+    heads, positions = normal(2, 3, 8), torch.tensor([5, 0])
+    weight = normal(8, seed=1) if with_norm else None
+    angles = torch.arange(6, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.5, 0.25, 0.125], dtype=torch.float64)
+    out = EXACT.head_norm_rope(heads, weight, angles.cos(), angles.sin(), positions, eps=EPS)
+    normed = heads if weight is None else EXACT.rms_norm(heads, weight, eps=EPS)
+    turned = torch.complex(normed[..., :4], normed[..., 4:]) * torch.polar(
+        torch.ones(2, 1, 4).double(), angles[positions, None]
+    )
+    torch.testing.assert_close(out, torch.cat([turned.real, turned.imag], dim=-1))
+
+
+def test_gated_activation() -> None:
+    gate, up = normal(2, 9) * 3, normal(2, 9, seed=1)
+    silu = gate / (1 + (-gate).exp()) * up
+    gelu = 0.5 * gate * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))) * up
+    torch.testing.assert_close(EXACT.gated_activation(gate, up, activation="silu"), silu)
+    torch.testing.assert_close(EXACT.gated_activation(gate, up, activation="gelu_tanh"), gelu)
+
+
+def test_write_cache_wraps_and_spare_rows_write_nothing() -> None:
+    cache_k, cache_v = normal(2, 4, 1, 3, seed=1), normal(2, 4, 1, 3, seed=2)
+    before_k, before_v = cache_k.clone(), cache_v.clone()
+    keys, values = normal(3, 1, 3, seed=3), normal(3, 1, 3, seed=4)
+    EXACT.write_cache(cache_k, cache_v, keys, values, torch.tensor([-1, 1, -1]), torch.tensor([0, 6, 3]))
+    before_k[1, 2], before_v[1, 2] = keys[1], values[1]
+    assert torch.equal(cache_k, before_k)
+    assert torch.equal(cache_v, before_v)
+    EXACT.write_cache(cache_k, cache_v, keys, values, torch.tensor([-1, -1, -1]), torch.tensor([0, 6, 3]))
+    assert torch.equal(cache_k, before_k)
+    assert torch.equal(cache_v, before_v)
+
+
+def test_attention_sees_the_ring_then_fresh_rows() -> None:
+    num_slots = 8
+    history_k, history_v = normal(13, 2, 4, seed=1), normal(13, 2, 4, seed=2)
+    cache_k, cache_v = (
+        torch.full((3, num_slots, 2, 4), math.nan).double(),
+        torch.full((3, num_slots, 2, 4), math.nan).double(),
+    )
+    for position in range(13):
+        rows = history_k[position : position + 1], history_v[position : position + 1]
+        EXACT.write_cache(cache_k, cache_v, *rows, torch.tensor([1]), torch.tensor([position]))
+    fresh_k, fresh_v = normal(5, 2, 4, seed=3), normal(5, 2, 4, seed=4)
+    queries = normal(5, 4, 4, seed=5)
+    seen = spans((1, 7, 13, 1, 3), (-1, 0, 0, 0, 0), (1, 0, 13, 0, 5), (0, 0, 0, 2, 3), (1, 12, 13, 0, 0))
+    out = EXACT.attention(queries, cache_k, cache_v, seen, scale=0.5, fresh_k=fresh_k, fresh_v=fresh_v)
+    for row, (seat, start, end, fresh_start, fresh_end) in enumerate(seen.tolist()):
+        start = max(start, end - num_slots)
+        keys = torch.cat([history_k[start:end], fresh_k[fresh_start:fresh_end]])
+        values = torch.cat([history_v[start:end], fresh_v[fresh_start:fresh_end]])
+        expected = torch.zeros(4, 4).double() if seat < 0 else slow_attention(queries[row], keys, values, scale=0.5)
+        torch.testing.assert_close(out[row], expected)
+
+
+def test_attention_over_more_rows_than_are_gathered_at_a_time() -> None:
+    num_rows = 2 * ATTENTION_ROWS + 3
+    cache_k, cache_v, queries = normal(1, 64, 1, 4, seed=1), normal(1, 64, 1, 4, seed=2), normal(num_rows, 2, 4, seed=3)
+    seen = spans(*((0, 0, row + 1, 0, 0) for row in range(num_rows)))
+    out = EXACT.attention(queries, cache_k, cache_v, seen, scale=1.0)
+    for row in range(num_rows):
+        expected = slow_attention(queries[row], cache_k[0, : row + 1], cache_v[0, : row + 1], scale=1.0)
+        torch.testing.assert_close(out[row], expected)
