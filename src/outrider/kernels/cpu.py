@@ -23,14 +23,18 @@ from outrider.weights.packed import DenseWeight, PackedWeight
 # As in cpu.c.
 TILE = 64  # outputs a tile
 LANES = 8  # a group of inputs is whole vectors of this many
-DENSE_GROUP = 32  # inputs that are summed before they join the total, where a weight has no groups
 FLAG_DENSE, FLAG_OFFSETS, FLAG_HALF_SCALES = 1, 2, 4
+
+DENSE_GROUP = 32  # inputs that are summed before they join the total, where a weight has no groups
+ARENA_BYTES = 64 << 20  # weights are laid out in pieces of this size; only what is written takes memory
+ALIGNMENT_BYTES = 64
 
 _POINTER, _COUNT = c_void_p, c_int64
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "set_threads": (c_int32,),
     "has_half": (),
     "tile_bytes": (_COUNT, _COUNT, c_int32),
+    "advise": (_POINTER, _COUNT),
     "pack": (_POINTER,) * 4,
     "linear": (_POINTER, _COUNT, _POINTER, _POINTER),
     "embed": (_POINTER, _COUNT, _POINTER, _POINTER),
@@ -89,7 +93,8 @@ class CpuKernels:
         functions["set_threads"](num_threads)
         self.num_threads = num_threads
         self._keeps_half_scales = bool(functions["has_half"]())
-        self._tile_bytes, self._pack = functions["tile_bytes"], functions["pack"]
+        self._tile_bytes, self._advise, self._pack = functions["tile_bytes"], functions["advise"], functions["pack"]
+        self._arena = torch.empty(0, dtype=torch.uint8)  # what is left of the memory that weights are taken from
         self._linear, self._embed = functions["linear"], functions["embed"]
         self._rms_norm, self._head_norm_rope = functions["rms_norm"], functions["head_norm_rope"]
         self._gated_activation = functions["gated_activation"]
@@ -122,11 +127,20 @@ class CpuKernels:
         flags |= FLAG_HALF_SCALES if scales is not None and scales.dtype == torch.float16 else 0
         flags |= FLAG_OFFSETS if offsets is not None else 0
         tile_bytes = self._tile_bytes(in_features, group_size, flags)
-        storage = torch.empty(-(-out_features // TILE) * tile_bytes, dtype=torch.uint8)
+        storage = self._take(-(-out_features // TILE) * tile_bytes)
         struct = WeightStruct(storage.data_ptr(), out_features, in_features, group_size, tile_bytes, flags)
         values, scales = values.contiguous(), None if scales is None else scales.contiguous()
         self._pack(ctypes.addressof(struct), values.data_ptr(), _pointer(scales), _pointer(offsets))
         return TiledWeight(name, storage, struct, ctypes.addressof(struct), out_features, in_features)
+
+    def _take(self, num_bytes: int) -> Tensor:
+        """Memory for one weight: a slice of a large piece, since small pieces of their own get no huge pages."""
+        reserved = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if reserved > len(self._arena):
+            self._arena = torch.empty(max(reserved, ARENA_BYTES), dtype=torch.uint8)
+            self._advise(self._arena.data_ptr(), len(self._arena))
+        taken, self._arena = self._arena[:num_bytes], self._arena[reserved:]
+        return taken
 
     def linear(self, inputs: Tensor, weight: TiledWeight) -> Tensor:
         """inputs [R, in] @ weight [out, in]^T -> [R, out]."""
