@@ -42,6 +42,21 @@ class CycleBatch:
             noise_seeds=tuple(request.noise_seed for request in requests),
         )
 
+    @staticmethod
+    def at_prompt_end(request: RequestState, device: torch.device) -> CycleBatch:
+        """A batch of one whose only row is the last of its prompt: it chooses the first token."""
+        position = len(request.prompt_token_ids) - 1
+        return CycleBatch(
+            seats=torch.tensor([request.seat], device=device),
+            anchor_token_ids=torch.tensor([request.prompt_token_ids[-1]], device=device),
+            anchor_positions=torch.tensor([position], device=device),
+            draft_lengths=torch.zeros(1, dtype=torch.int64, device=device),
+            host_positions=(position,),
+            host_lengths=(0,),
+            params=(request.params,),
+            noise_seeds=(request.noise_seed,),
+        )
+
 
 @dataclass(frozen=True)
 class PackedRows:

@@ -23,6 +23,7 @@ class Proposer(Protocol):
 
     name: str
     max_draft_length: int
+    default_draft_length: int
     tap_layers: tuple[int, ...]
 
     def propose(self, batch: CycleBatch, draft_length: int) -> DraftBlock:
@@ -41,6 +42,7 @@ class DFlashProposer:
         self.drafter, self.caches = drafter, caches
         self.name = drafter.config.name
         self.max_draft_length = drafter.config.max_draft_length
+        self.default_draft_length = drafter.config.num_speculative_tokens
         self.tap_layers = drafter.config.target_layer_ids
 
     def propose(self, batch: CycleBatch, draft_length: int) -> DraftBlock:

@@ -24,6 +24,15 @@ class GridKernels(TorchKernels):
     first_position = 0
     num_positions = 1
 
+    def rms_norm(self, inputs: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        """One fused call, float32 inside."""
+        return functional.rms_norm(inputs.float(), weight.shape, weight, eps).to(inputs.dtype)
+
+    def gated_activation(self, gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
+        """In the tensors' own dtype; torch's activations are float32 inside."""
+        activated = functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
+        return activated * up
+
     def write_cache(
         self, cache_k: Tensor, cache_v: Tensor, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor
     ) -> None:

@@ -84,8 +84,13 @@ def generate_batch(
     shape = (num_sequences, config.sequence_tokens, config.num_soft_candidates)
     candidate_ids = torch.zeros(shape, dtype=torch.int32, device=device) if keeps else None
     candidate_probs = torch.zeros(shape, dtype=torch.float16, device=device) if keeps else None
+    first_greedy = config.max_opening_tokens + config.max_sampled_prefix_tokens  # from here no row draws
     for position in range(config.sequence_tokens - 1):
-        probs = runner.step(tokens[:, position], position).softmax(dim=-1)
+        logits = runner.step(tokens[:, position], position)
+        if kind is TextKind.GREEDY and position + 1 >= first_greedy:
+            tokens[:, position + 1] = logits.argmax(dim=-1)
+            continue
+        probs = logits.softmax(dim=-1)
         chosen = choose(probs, kind=kind, greedy_rows=position + 1 >= first_label, config=config)
         if position + 1 < prompt_ids.shape[1]:
             chosen = torch.where(position + 1 < prompt_lengths, prompt_ids[:, position + 1], chosen)

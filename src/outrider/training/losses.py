@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+ROWS_AT_A_TIME = 1024
 
 
 @dataclass(frozen=True)
@@ -21,11 +24,34 @@ def position_weights(num_slots: int, *, decay: float, device: torch.device | str
     return torch.exp(-torch.arange(num_slots, device=device, dtype=torch.float32) / decay)
 
 
+class _GatheredLogSoftmax(torch.autograd.Function):
+    """log softmax at a few ids, never holding a float32 copy of the logits: they are most of a step's memory traffic."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor) -> Tensor:
+        """logits [B, Vd], ids int64 [B, C] -> float32 [B, C]."""
+        norm = torch.cat([torch.logsumexp(rows.float(), dim=-1) for rows in logits.split(ROWS_AT_A_TIME)])
+        ctx.save_for_backward(logits, ids, norm)
+        return logits.gather(-1, ids).float() - norm[:, None]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """d/d logits: grad at the ids, less softmax times the sum of grad."""
+        logits, ids, norm = ctx.saved_tensors
+        result = torch.empty_like(logits)
+        total = grad.sum(dim=-1)
+        for start in range(0, len(logits), ROWS_AT_A_TIME):
+            rows = slice(start, start + ROWS_AT_A_TIME)
+            probs = torch.exp(logits[rows].float() - norm[rows, None])
+            result[rows] = (-probs * total[rows, None]).scatter_add_(1, ids[rows], grad[rows]).to(logits.dtype)
+        return result, None
+
+
 def candidate_log_probs(logits: Tensor, draft_ids: Tensor) -> Tensor:
     """log softmax of logits [..., Vd] at draft ids [..., C]; -inf where an id is -1 (not in the draft vocabulary)."""
-    norm = torch.logsumexp(logits.float(), dim=-1, keepdim=True)
-    chosen = logits.gather(-1, draft_ids.clamp_min(0)).float()
-    return torch.where(draft_ids >= 0, chosen - norm, -torch.inf)
+    ids = draft_ids.clamp_min(0)
+    chosen: Tensor = _GatheredLogSoftmax.apply(logits.flatten(0, -2), ids.flatten(0, -2))  # type: ignore[no-untyped-call]
+    return torch.where(draft_ids >= 0, chosen.view(draft_ids.shape), -torch.inf)
 
 
 def block_loss(

