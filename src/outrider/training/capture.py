@@ -17,7 +17,7 @@ from outrider.models.gemma import GemmaTarget
 class GridKernels(TorchKernels):
     """Torch kernels for rows that form a grid [sequences, positions], all sequences at the same positions.
 
-    Attention is then one fused call over whole tensors; nothing else changes.
+    Attention, norms and activations are then one fused call each over whole tensors; nothing else changes.
     """
 
     name = "torch-grid"
@@ -37,12 +37,14 @@ class GridKernels(TorchKernels):
         self, cache_k: Tensor, cache_v: Tensor, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor
     ) -> None:
         """Store a grid of keys and values [S * P, G, D] at positions first_position .. + P of every seat."""
+        del seats, positions  # a grid's are known
         where = slice(self.first_position, self.first_position + self.num_positions)
         for cache, fresh in ((cache_k, keys), (cache_v, values)):
             cache[:, where] = fresh.view(cache.shape[0], self.num_positions, *fresh.shape[1:])
 
     def attention(self, queries: Tensor, cache_k: Tensor, cache_v: Tensor, spans: Tensor, **options: Any) -> Tensor:
         """Causal attention of a grid of queries over all positions up to each one's own."""
+        del spans  # a grid's are known
         end = self.first_position + self.num_positions
         grid = queries.view(cache_k.shape[0], self.num_positions, *queries.shape[1:]).transpose(1, 2)
         keys, values = cache_k[:, :end].transpose(1, 2), cache_v[:, :end].transpose(1, 2)

@@ -92,5 +92,7 @@ def load_recipe(path: Path) -> Recipe:
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"recipe {path}: {error}") from error
     sections = {"generate": GenerateConfig, "drafter": DrafterShape, "optimize": OptimizeConfig}
-    parts = {key: _strict(kind, table.pop(key, {}), f"{path} [{key}]") for key, kind in sections.items()}
+    parts: dict[str, Any] = {
+        key: _strict(kind, table.pop(key, {}), f"{path} [{key}]") for key, kind in sections.items()
+    }
     return _strict(Recipe, {**table, **parts}, str(path))

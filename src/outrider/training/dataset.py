@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.errors import ConfigError
 from outrider.training.generate import TextBatch, TextKind
 
 REPEAT_NGRAM = 4
@@ -33,22 +34,23 @@ class TextPool:
         self.token_ids = torch.cat([batch.token_ids for batch in batches])
         self.first_label = torch.cat([batch.first_label for batch in batches])
         self.num_valid = torch.cat([batch.num_valid for batch in batches])
-        self.candidate_ids = torch.cat([b.candidate_ids for b in batches if b.candidate_ids is not None] or [torch.empty(0)])
-        self.candidate_probs = torch.cat([b.candidate_probs for b in batches if b.candidate_probs is not None] or [torch.empty(0)])
+        ids = [batch.candidate_ids for batch in batches if batch.candidate_ids is not None]
+        probs = [batch.candidate_probs for batch in batches if batch.candidate_probs is not None]
+        self.candidate_ids = torch.cat(ids) if ids else None
+        self.candidate_probs = torch.cat(probs) if probs else None
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     def take(self, rows: Tensor) -> TextBatch:
         """The sequences `rows`, int64 [S]."""
-        is_soft = self.kind is not TextKind.GREEDY
         return TextBatch(
             self.kind,
             self.token_ids[rows],
             self.first_label[rows],
             self.num_valid[rows],
-            self.candidate_ids[rows] if is_soft else None,
-            self.candidate_probs[rows] if is_soft else None,
+            None if self.candidate_ids is None else self.candidate_ids[rows],
+            None if self.candidate_probs is None else self.candidate_probs[rows],
         )
 
 
@@ -71,7 +73,10 @@ def anchor_candidates(text: TextBatch) -> Tensor:
 
 
 def sample_anchors(weights: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw `count` different positions a row of weights [S, P] (zero never) -> (positions int64 [S, A], real bool [S, A])."""
+    """Draw `count` = A different positions a row of weights [S, P]; a weight of zero is never drawn.
+
+    Returns positions int64 [S, A] and real bool [S, A], false where a row has too few positions.
+    """
     noise = torch.rand(weights.shape, device=weights.device, generator=generator).clamp_min(1e-12)
     scores = torch.where(weights > 0, noise.log() / weights.clamp_min(1e-12), -torch.inf)
     top = scores.topk(count, dim=-1)
@@ -99,8 +104,15 @@ class BlockDataset:
     """Endless training batches, one kind a batch in proportion to the text there is, and held-out text."""
 
     def __init__(self, batches: Sequence[TextBatch], *, num_held_out: int, seed: int) -> None:
-        pools = [TextPool([b for b in batches if b.kind is kind]) for kind in TextKind if any(b.kind is kind for b in batches)]
-        self.pools, self.num_held_out, self.seed = pools, num_held_out, seed
+        kinds = [kind for kind in TextKind if any(batch.kind is kind for batch in batches)]
+        self.pools = [TextPool([batch for batch in batches if batch.kind is kind]) for kind in kinds]
+        self.num_held_out, self.seed = num_held_out, seed
+        for pool in self.pools:
+            if len(pool) <= num_held_out:
+                raise ConfigError(
+                    f"num_held_out_sequences={num_held_out} leaves none of {len(pool)} {pool.kind.value} texts to train "
+                    "on. Generate more text or hold out less."
+                )
 
     def held_out(self, kind: TextKind) -> TextBatch:
         """The last `num_held_out` sequences of a kind; never trained on."""

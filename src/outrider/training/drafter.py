@@ -60,7 +60,8 @@ class Attention(nn.Module):
             attn_mask=mask[:, None],
             scale=self.head_dim**-0.5,
         )
-        return self.o_proj(attended.transpose(1, 2).flatten(2))
+        output: Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
+        return output
 
 
 class Mlp(nn.Module):
@@ -74,7 +75,8 @@ class Mlp(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., N] -> [..., N]."""
-        return self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        output: Tensor = self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return output
 
 
 class DraftLayer(nn.Module):
@@ -90,7 +92,8 @@ class DraftLayer(nn.Module):
     def forward(self, hidden: Tensor, context: Tensor, rope: BlockRope, mask: Tensor) -> Tensor:
         """hidden [S, R, N] -> [S, R, N]."""
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), context, rope, mask)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output
 
 
 class BlockRope:
@@ -133,8 +136,11 @@ class TrainableDFlash(nn.Module):
         self.hidden_norm, self.norm = RmsNorm(hidden_size), RmsNorm(hidden_size)
         self.layers = nn.ModuleList(DraftLayer(shape, hidden_size) for _ in range(shape.num_layers))
         table = rope_table(
-            RopeSpec(theta=shape.rope_theta), head_dim=shape.head_dim, num_positions=max_positions + shape.block_size,
-            dtype=torch.float32, device="cpu",
+            RopeSpec(theta=shape.rope_theta),
+            head_dim=shape.head_dim,
+            num_positions=max_positions + shape.block_size,
+            dtype=torch.float32,
+            device="cpu",
         )
         self.register_buffer("cos", table.cos, persistent=False)
         self.register_buffer("sin", table.sin, persistent=False)
@@ -143,14 +149,21 @@ class TrainableDFlash(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, taps: Tensor, anchors: Tensor, block_embeds: Tensor) -> Tensor:
-        """taps [S, P, taps * N], anchors [S, A], scaled embeddings [S, A, B, N] -> hidden of slots 1.. [S, A, B - 1, N]."""
+        """Hidden states of slots 1 .. B - 1, [S, A, B - 1, N].
+
+        taps [S, P, taps * N], anchors int64 [S, A], block_embeds (scaled) [S, A, B, N].
+        """
         shape, (num_sequences, num_anchors) = self.shape, anchors.shape
         context = self.hidden_norm(self.fc(taps))
         positions = (anchors[:, :, None] + torch.arange(shape.block_size, device=anchors.device)).flatten(1)
-        assert isinstance(self.cos, Tensor) and isinstance(self.sin, Tensor)
+        assert isinstance(self.cos, Tensor)
+        assert isinstance(self.sin, Tensor)
         rope = BlockRope(self.cos, self.sin, positions, context.shape[1])
         mask = block_mask(
-            anchors, num_context=context.shape[1], block_size=shape.block_size, window=shape.sliding_window,
+            anchors,
+            num_context=context.shape[1],
+            block_size=shape.block_size,
+            window=shape.sliding_window,
             is_causal=shape.is_causal,
         )
         hidden = block_embeds.flatten(1, 2)

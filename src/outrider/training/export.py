@@ -71,7 +71,11 @@ def exported_config(trainer: Trainer) -> dict[str, Any]:
                 "group_0": {
                     "targets": ["Linear"],
                     "weights": {
-                        "num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP_SIZE,
+                        "num_bits": 8,
+                        "type": "int",
+                        "symmetric": True,
+                        "strategy": "group",
+                        "group_size": GROUP_SIZE,
                     },
                 }
             },

@@ -1,4 +1,4 @@
-"""On-policy text: the target continues varied openings by itself, greedily and sampled, and its probabilities are kept."""
+"""On-policy text: the target continues varied openings by itself, greedily and sampled; its probabilities are kept."""
 
 from __future__ import annotations
 
@@ -69,14 +69,20 @@ def choose(probs: Tensor, *, kind: TextKind, greedy_rows: Tensor, config: Genera
 
 @torch.no_grad()
 def generate_batch(
-    runner: GridRunner, prompt_ids: Tensor, prompt_lengths: Tensor, *, kind: TextKind, config: GenerateConfig,
+    runner: GridRunner,
+    prompt_ids: Tensor,
+    prompt_lengths: Tensor,
+    *,
+    kind: TextKind,
+    config: GenerateConfig,
     end_token_ids: tuple[int, ...],
 ) -> TextBatch:
-    """Continue prompts [S, max_opening_tokens] to sequence_tokens; prompts are fed token by token, so none is padded."""
+    """Continue prompts [S, max_opening_tokens] to sequence_tokens; fed token by token, they need no padding."""
     num_sequences, device = len(prompt_ids), prompt_ids.device
     prefix = torch.zeros_like(prompt_lengths)
     if kind is TextKind.GREEDY:
-        prefix = torch.randint(-8, config.max_sampled_prefix_tokens + 1, prompt_lengths.shape, device=device).clamp_min(0)
+        longest = config.max_sampled_prefix_tokens
+        prefix = torch.randint(-8, longest + 1, prompt_lengths.shape, device=device).clamp_min(0)
     first_label = prompt_lengths + prefix
     tokens = torch.zeros(num_sequences, config.sequence_tokens, dtype=torch.int64, device=device)
     tokens[:, 0] = prompt_ids[:, 0]
@@ -115,8 +121,13 @@ def count_valid(tokens: Tensor, prompt_lengths: Tensor, end_token_ids: tuple[int
 
 
 def generate_text(
-    runner: GridRunner, tokenizer: Tokenizer, config: GenerateConfig, *, source: Callable[[int, random.Random], list[Opening]],
-    end_token_ids: tuple[int, ...], progress: Callable[[str], None],
+    runner: GridRunner,
+    tokenizer: Tokenizer,
+    config: GenerateConfig,
+    *,
+    source: Callable[[int, random.Random], list[Opening]],
+    end_token_ids: tuple[int, ...],
+    progress: Callable[[str], None],
 ) -> tuple[list[TextBatch], dict[str, int]]:
     """All batches of a recipe and how many openings came from each category."""
     rng = random.Random(config.seed)
@@ -130,8 +141,6 @@ def generate_text(
         ids, lengths = encode_openings(
             chosen, tokenizer, max_tokens=config.max_opening_tokens, device=runner.target.device
         )
-        batches.append(
-            generate_batch(runner, ids, lengths, kind=kind, config=config, end_token_ids=end_token_ids)
-        )
+        batches.append(generate_batch(runner, ids, lengths, kind=kind, config=config, end_token_ids=end_token_ids))
         progress(f"generated batch {index + 1}/{len(kinds)} ({kind.value})")
     return batches, dict(Counter(opening.category for opening in openings))

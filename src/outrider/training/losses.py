@@ -25,17 +25,17 @@ def position_weights(num_slots: int, *, decay: float, device: torch.device | str
 
 
 class _GatheredLogSoftmax(torch.autograd.Function):
-    """log softmax at a few ids, never holding a float32 copy of the logits: they are most of a step's memory traffic."""
+    """log softmax at a few ids without a float32 copy of the logits, which are most of a step's memory traffic."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor) -> Tensor:
         """logits [B, Vd], ids int64 [B, C] -> float32 [B, C]."""
-        norm = torch.cat([torch.logsumexp(rows.float(), dim=-1) for rows in logits.split(ROWS_AT_A_TIME)])
+        norm = torch.cat([torch.logsumexp(rows.float(), dim=-1) for rows in torch.split(logits, ROWS_AT_A_TIME)])
         ctx.save_for_backward(logits, ids, norm)
         return logits.gather(-1, ids).float() - norm[:, None]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """d/d logits: grad at the ids, less softmax times the sum of grad."""
         logits, ids, norm = ctx.saved_tensors
         result = torch.empty_like(logits)

@@ -140,7 +140,11 @@ def held_out_figures(trainer: Trainer, dataset: BlockDataset) -> dict[str, Any]:
 def _check_alike(recipes: list[Recipe]) -> None:
     def shared(recipe: Recipe) -> tuple[Any, ...]:
         options = recipe.optimize
-        return (recipe.generate, options.num_steps, options.batch_sequences, options.seed, options.num_held_out_sequences)
+        sizes = (options.num_steps, options.batch_sequences, options.num_held_out_sequences)
+        return (recipe.generate, options.seed, sizes)
 
     if len({shared(recipe) for recipe in recipes}) != 1 or len({recipe.name for recipe in recipes}) != len(recipes):
-        raise ConfigError("recipes trained together must have different names, the same [generate], steps, batch and seed.")
+        raise ConfigError(
+            "recipes trained together must have different names and the same [generate], num_steps, batch_sequences, "
+            "num_held_out_sequences and seed."
+        )

@@ -68,7 +68,7 @@ def evaluate_greedy(trainer: Trainer, runner: GridRunner, text: TextBatch) -> li
     """Simulated cycles at every draft length on held-out greedy text."""
     shape = trainer.recipe.drafter
     matches = []
-    for token_ids in text.token_ids.to(torch.int64).split(EVAL_SEQUENCES):
+    for token_ids in torch.split(text.token_ids.to(torch.int64), EVAL_SEQUENCES):
         anchors = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)
         logits = trainer.draft_logits(runner.taps(token_ids, shape.target_layer_ids), token_ids, anchors)
         drafts = trainer.draft_to_target[logits.argmax(dim=-1)]
@@ -87,13 +87,18 @@ def evaluate_sampled(trainer: Trainer, runner: GridRunner, text: TextBatch) -> l
     shape = trainer.recipe.drafter
     total = torch.zeros(shape.block_size - 1, device=trainer.device)
     count = torch.zeros_like(total)
-    assert text.candidate_ids is not None and text.candidate_probs is not None
+    assert text.candidate_ids is not None
+    assert text.candidate_probs is not None
     real = anchor_candidates(text)
     for start in range(0, len(text.token_ids), EVAL_SEQUENCES):
         rows = slice(start, start + EVAL_SEQUENCES)
         part = TextBatch(
-            text.kind, text.token_ids[rows], text.first_label[rows], text.num_valid[rows],
-            text.candidate_ids[rows], text.candidate_probs[rows],
+            text.kind,
+            text.token_ids[rows],
+            text.first_label[rows],
+            text.num_valid[rows],
+            text.candidate_ids[rows],
+            text.candidate_probs[rows],
         )
         anchors = torch.arange(part.token_ids.shape[1], device=trainer.device).expand_as(part.token_ids)
         batch = make_blocks(part, anchors, real[rows], block_size=shape.block_size)

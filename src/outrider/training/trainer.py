@@ -14,7 +14,14 @@ from outrider.errors import ConfigError
 from outrider.models.gemma import GemmaTarget
 from outrider.training.capture import GridRunner
 from outrider.training.config import OptimizeConfig, Recipe
-from outrider.training.dataset import BlockBatch, BlockDataset, anchor_candidates, inside_repeats, make_blocks, sample_anchors
+from outrider.training.dataset import (
+    BlockBatch,
+    BlockDataset,
+    anchor_candidates,
+    inside_repeats,
+    make_blocks,
+    sample_anchors,
+)
 from outrider.training.drafter import TrainableDFlash
 from outrider.training.generate import TextBatch
 from outrider.training.losses import BlockLoss, block_loss
@@ -55,7 +62,7 @@ def make_optimizers(model: nn.Module, options: OptimizeConfig) -> list[torch.opt
 class TrainingLog:
     """What is written into the record: one row every LOG_EVERY_STEPS."""
 
-    rows: list[dict[str, float | list[float]]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Trainer:
@@ -90,7 +97,7 @@ class Trainer:
     def draft_logits(self, taps: Tensor, token_ids: Tensor, anchors: Tensor) -> Tensor:
         """Logits over the draft vocabulary, [S, A, B - 1, Vd], from taps [S, P, taps * N] and texts int64 [S, P]."""
         shape = self.recipe.drafter
-        block = torch.full((*anchors.shape, shape.block_size), shape.mask_token_id, dtype=torch.int64, device=self.device)
+        block = torch.full((*anchors.shape, shape.block_size), shape.mask_token_id, device=self.device)
         block[:, :, 0] = token_ids.gather(1, anchors)
         embeds = self.target.embed(block.flatten()).view(*block.shape, -1)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.target.dtype == torch.bfloat16):
@@ -136,9 +143,10 @@ def train(
         for name, trainer in trainers.items():
             result = trainer.step(select_taps(taps, layers, trainer), trainer.blocks(text))
             if step % LOG_EVERY_STEPS == 0 or step == options.num_steps - 1:
-                row = {"step": step, "loss": result.loss.item(), "acceptance_by_slot": result.acceptance_by_slot.tolist()}
-                logs[name].rows.append({**row, "kind": text.kind.value})  # type: ignore[dict-item]
-                progress(f"step {step}/{options.num_steps} {name} {text.kind.value} loss {result.loss.item():.3f}")
+                loss, kind = result.loss.item(), text.kind.value
+                slots = result.acceptance_by_slot.tolist()
+                logs[name].rows.append({"step": step, "kind": kind, "loss": loss, "acceptance_by_slot": slots})
+                progress(f"step {step}/{options.num_steps} {name} {kind} loss {loss:.3f}")
     return logs
 
 
