@@ -237,7 +237,8 @@ def check_drafter(drafter: DrafterConfig, target: TargetConfig, *, target_name: 
     problem = _drafter_problem(drafter, target)
     if problem:
         raise DrafterMismatchError(
-            f"drafter {drafter.name} does not fit target {target_name}: {problem}. Use a drafter trained for this target."
+            f"drafter {drafter.name} does not fit target {target_name}: {problem}. "
+            "Use a drafter trained for this target."
         )
 
 
@@ -258,5 +259,7 @@ def _drafter_problem(drafter: DrafterConfig, target: TargetConfig) -> str | None
     if not 0 <= drafter.mask_token_id < target.vocab_size:
         return f"mask_token_id is {drafter.mask_token_id}, outside the table of {target.vocab_size} tokens"
     if not 1 <= drafter.num_speculative_tokens <= drafter.max_draft_length:
-        return f"num_speculative_tokens is {drafter.num_speculative_tokens}, its block drafts {drafter.max_draft_length}"
+        return (
+            f"num_speculative_tokens is {drafter.num_speculative_tokens}, its block drafts {drafter.max_draft_length}"
+        )
     return None

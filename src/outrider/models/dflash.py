@@ -75,8 +75,10 @@ class DFlashDrafter:
         self.layers = [self._read_layer(reader, i) for i in range(len(config.layers))]
         self.draft_to_target = self._read_vocabulary(claims, source, target.device)
         claims.finish()
-        self.head = target.embedding if self.draft_to_target is None else kernels.pack(
-            select_rows(target.stored_embedding, self.draft_to_target.cpu())
+        self.head = (
+            target.embedding
+            if self.draft_to_target is None
+            else kernels.pack(select_rows(target.stored_embedding, self.draft_to_target.cpu()))
         )
         self.ropes = {
             (spec.rope, spec.head_dim): rope_table(
@@ -98,9 +100,7 @@ class DFlashDrafter:
             attention=AttentionWeights.read(
                 reader, f"{prefix}.self_attn", spec, hidden_size=size, num_heads=config.num_heads
             ),
-            mlp=MlpWeights.read(
-                reader, f"{prefix}.mlp", hidden_size=size, intermediate_size=config.intermediate_size
-            ),
+            mlp=MlpWeights.read(reader, f"{prefix}.mlp", hidden_size=size, intermediate_size=config.intermediate_size),
             input_norm=reader.norm(f"{prefix}.input_layernorm.weight", size),
             post_attention_norm=reader.norm(f"{prefix}.post_attention_layernorm.weight", size),
         )
@@ -112,7 +112,7 @@ class DFlashDrafter:
             return None
         offsets = claims.take("d2t", (config.draft_vocab_size,)).dequantize(torch.float64).to(torch.int64)
         ids = offsets + torch.arange(config.draft_vocab_size)
-        if bool((ids < 0).any()) or bool((ids >= config.vocab_size).any()) or len(ids.unique()) != len(ids):
+        if bool((ids < 0).any()) or bool((ids >= config.vocab_size).any()) or len(set(ids.tolist())) != len(ids):
             raise WeightsError(
                 f"tensor d2t of {source} does not map to {len(ids)} different ids below {config.vocab_size}."
             )
@@ -122,9 +122,7 @@ class DFlashDrafter:
         """Target taps [T, taps * N] -> the features every draft layer reads, [T, N]."""
         return self.kernels.rms_norm(self.kernels.linear(taps, self.fc), self.hidden_norm, eps=self.config.rms_norm_eps)
 
-    def write_context(
-        self, taps: Tensor, seats: Tensor, positions: Tensor, caches: Sequence[LayerCache]
-    ) -> None:
+    def write_context(self, taps: Tensor, seats: Tensor, positions: Tensor, caches: Sequence[LayerCache]) -> None:
         """Append context keys and values for committed rows: taps [T, taps * N], int64 [T] seats and positions."""
         features = self.context_features(taps)
         for layer, cache in zip(self.layers, caches, strict=True):

@@ -39,9 +39,7 @@ class GemmaLayer:
             attention=AttentionWeights.read(
                 reader, f"{prefix}.self_attn", spec, hidden_size=size, num_heads=config.num_heads
             ),
-            mlp=MlpWeights.read(
-                reader, f"{prefix}.mlp", hidden_size=size, intermediate_size=config.intermediate_size
-            ),
+            mlp=MlpWeights.read(reader, f"{prefix}.mlp", hidden_size=size, intermediate_size=config.intermediate_size),
             input_norm=reader.norm(f"{prefix}.input_layernorm.weight", size),
             post_attention_norm=reader.norm(f"{prefix}.post_attention_layernorm.weight", size),
             pre_feedforward_norm=reader.norm(f"{prefix}.pre_feedforward_layernorm.weight", size),
@@ -75,7 +73,9 @@ class GemmaTarget:
         self.config, self.kernels, self.dtype, self.device = config, kernels, dtype, device
         self.stored_embedding = claims.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
         self.embedding = kernels.pack(self.stored_embedding)
-        self.embedding_scale = torch.tensor(config.embedding_scale).to(dtype).item()  # rounded as the model was trained
+        self.embedding_scale = torch.tensor(
+            config.embedding_scale, dtype=dtype
+        ).item()  # rounded as the model was trained
         self.layers = [
             GemmaLayer.read(reader, f"model.layers.{i}", spec, config) for i, spec in enumerate(config.layers)
         ]

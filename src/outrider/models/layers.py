@@ -45,7 +45,9 @@ class AttentionWeights:
     k_norm: Tensor
 
     @staticmethod
-    def read(reader: WeightReader, prefix: str, spec: LayerSpec, *, hidden_size: int, num_heads: int) -> AttentionWeights:
+    def read(
+        reader: WeightReader, prefix: str, spec: LayerSpec, *, hidden_size: int, num_heads: int
+    ) -> AttentionWeights:
         """Claim `<prefix>.{q,k,v,o}_proj` and `{q,k}_norm`."""
         q_size, kv_size = num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         return AttentionWeights(

@@ -32,7 +32,12 @@ def load_target(
 ) -> GemmaTarget:
     """Build a target from its checkpoint; every tensor is claimed or refused by name."""
     return GemmaTarget(
-        target_config(checkpoint), checkpoint, kernels=kernels, dtype=dtype, device=device, context_length=context_length
+        target_config(checkpoint),
+        checkpoint,
+        kernels=kernels,
+        dtype=dtype,
+        device=device,
+        context_length=context_length,
     )
 
 
@@ -57,6 +62,4 @@ def load_drafter(path: Path, target: GemmaTarget, *, target_name: str, context_l
             f"drafter {declared.name} does not fit target {target_name}: fc.weight has shape {tuple(fc.shape)}, but "
             f"{len(declared.target_layer_ids)} target_layer_ids of {declared.hidden_size} need {expected}."
         )
-    return DFlashDrafter(
-        declared, tensors, target, kernels=target.kernels, context_length=context_length, source=path
-    )
+    return DFlashDrafter(declared, tensors, target, kernels=target.kernels, context_length=context_length, source=path)
