@@ -110,8 +110,8 @@ class BlockDataset:
         for pool in self.pools:
             if len(pool) <= num_held_out:
                 raise ConfigError(
-                    f"num_held_out_sequences={num_held_out} leaves none of {len(pool)} {pool.kind.value} texts to train "
-                    "on. Generate more text or hold out less."
+                    f"num_held_out_sequences={num_held_out} leaves none of {len(pool)} {pool.kind.value} texts to "
+                    "train on. Generate more text or hold out less."
                 )
 
     def held_out(self, kind: TextKind) -> TextBatch:
