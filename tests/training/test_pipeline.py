@@ -1,0 +1,80 @@
+"""A whole run in small: a target directory in, a drafter directory out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.errors import ConfigError
+from outrider.kernels.reference import TorchKernels
+from outrider.models.registry import load_drafter
+from outrider.training.generate import TextKind
+from outrider.training.pipeline import make_text, open_target, read_text, train_drafters
+from tests.training import tiny
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with target/ and data.pt."""
+    folder = tmp_path_factory.mktemp("run")
+    make_text(
+        tiny.write_target(folder / "target"), tiny.recipe(), folder / "data.pt", device=CPU, progress=lambda line: None
+    )
+    return folder
+
+
+def test_text_is_read_back_as_it_was_written(run: Path) -> None:
+    facts, batches = read_text(run / "data.pt", device=CPU)
+    kinds = [TextKind.GREEDY, TextKind.GREEDY, TextKind.SAMPLED, TextKind.FILTERED]
+    assert [batch.kind for batch in batches] == kinds
+    assert facts["num_tokens"] == sum(int(batch.num_valid.sum()) for batch in batches)
+    assert sum(facts["openings_by_category"].values()) == 32
+    assert all(batch.token_ids[:, 0].eq(tiny.BOS_ID).all() for batch in batches)
+
+
+def test_a_run_leaves_drafters_with_their_records(run: Path, tmp_path: Path) -> None:
+    target, messages = run / "target", list[str]()
+    recipes = [tiny.recipe(name="one"), tiny.recipe(name="two", drafter={"target_layer_ids": (1,)})]
+    records = train_drafters(target, recipes, run / "data.pt", tmp_path, device=CPU, progress=messages.append)
+    files = ["config.json", "model.safetensors", "training_record.json"]
+    for name in ("one", "two"):
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == files
+        record = json.loads((tmp_path / name / "training_record.json").read_text())
+        assert record["held_out"] == records[name]["held_out"]
+        assert record["recipe"]["name"] == name
+        assert record["num_parameters"] > 0
+        assert record["text"]["target_sha256"] == open_target(target, recipes[0], device=CPU)[0].source_sha256
+        assert [walk["draft_length"] for walk in record["held_out"]["greedy"]] == [1, 2, 3]
+        assert all(0.0 <= chance <= 1.0 for chance in record["held_out"]["sampled"] + record["held_out"]["filtered"])
+    assert [line for line in messages if line.startswith("two: ")]
+    serving = tiny.target(kernels=TorchKernels(torch.float32), norm_offset=1.0)
+    assert load_drafter(tmp_path / "two", serving, target_name="tiny", context_length=32).config.target_layer_ids == (
+        1,
+    )
+
+
+def test_text_of_another_target_is_refused(run: Path, tmp_path: Path) -> None:
+    other = tiny.write_target(tmp_path / "target")
+    (other / "config.json").write_text(json.dumps({**tiny.CONFIG, "final_logit_softcapping": 30.0}))
+    with pytest.raises(ConfigError, match="written by another target"):
+        train_drafters(other, [tiny.recipe()], run / "data.pt", tmp_path, device=CPU, progress=lambda line: None)
+
+
+def test_recipes_that_do_not_go_together_are_refused(run: Path, tmp_path: Path) -> None:
+    one = tiny.recipe(name="one")
+    others = [
+        one,
+        tiny.recipe(name="two", optimize={"num_steps": 4}),
+        replace(tiny.recipe(name="two"), generate=replace(tiny.GENERATE, seed=2)),
+    ]
+    for other in others:
+        with pytest.raises(ConfigError, match="recipes trained together"):
+            train_drafters(
+                run / "target", [one, other], run / "data.pt", tmp_path, device=CPU, progress=lambda line: None
+            )
