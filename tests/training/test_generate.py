@@ -79,10 +79,22 @@ def test_greedy_text_is_the_argmax_from_the_first_label_on(runner: GridRunner, w
     supervised = positions >= text.first_label[:, None]
     assert torch.equal(text.token_ids[:, 1:].long()[supervised], best[supervised])
     drawn = (positions >= LENGTHS[:, None]) & ~supervised
-    late = drawn & (positions >= OPTIONS.max_opening_tokens)  # where other rows are greedy already
-    assert bool((text.token_ids[:, 1:].long() != best)[late].any())  # variety before it
+    assert bool((text.token_ids[:, 1:].long() != best)[drawn].any())  # variety before it
     assert text.candidate_ids is None
     assert text.candidate_probs is None
+
+
+def test_the_longest_prefix_is_drawn_to_its_end(runner: GridRunner, prompts: torch.Tensor) -> None:
+    """Also where it follows an opening of full length."""
+    options = replace(OPTIONS, max_sampled_prefix_tokens=12)
+    full = torch.full_like(LENGTHS, OPTIONS.max_opening_tokens)
+    torch.manual_seed(2)
+    text = generate_batch(runner, prompts, full, kind=TextKind.GREEDY, config=options, end_token_ids=(tiny.EOS_ID,))
+    positions = torch.arange(1, OPTIONS.sequence_tokens)
+    drawn = (positions >= full[:, None]) & (positions < text.first_label[:, None])
+    differs = text.token_ids[:, 1:].long() != probs_of(runner, text).argmax(dim=-1)
+    assert int(drawn.sum()) > 20
+    assert differs[drawn].float().mean() > 0.5
 
 
 @pytest.mark.parametrize("kind", [TextKind.SAMPLED, TextKind.FILTERED])
