@@ -74,7 +74,20 @@ def _layer_kinds(config: dict[str, Any], num_layers: int) -> list[LayerKind]:
         names = ["full_attention" if (i + 1) % period == 0 else "sliding_attention" for i in range(num_layers)]
     if len(names) != num_layers:
         raise WeightsError(f"config lists {len(names)} layer_types for num_hidden_layers={num_layers}.")
+    known = [kind.value for kind in LayerKind]
+    unknown = sorted({str(name) for name in names} - set(known))
+    if unknown:
+        raise UnsupportedModelError(f"layer_types {unknown} are not supported; {' and '.join(known)} are.")
     return [LayerKind(name) for name in names]
+
+
+def _rope_spec(entry: dict[str, Any], default_theta: float) -> RopeSpec:
+    """One entry of `rope_parameters`."""
+    rope_type = entry.get("rope_type") or entry.get("type") or "default"
+    if rope_type not in ("default", "linear"):
+        raise UnsupportedModelError(f"rope_type {rope_type!r} is not supported; default and linear are.")
+    factor = entry.get("factor", 1.0) if rope_type == "linear" else 1.0
+    return RopeSpec(theta=float(entry.get("rope_theta") or default_theta), factor=float(factor))
 
 
 def _gemma3_rope(config: dict[str, Any]) -> dict[LayerKind, RopeSpec]:
@@ -85,14 +98,11 @@ def _gemma3_rope(config: dict[str, Any]) -> dict[LayerKind, RopeSpec]:
             LayerKind.FULL.value: {"rope_theta": config.get("rope_theta", 1_000_000.0), **scaling},
             LayerKind.SLIDING.value: {"rope_theta": config.get("rope_local_base_freq", 10_000.0)},
         }
-    specs = {}
-    for kind in LayerKind:
-        entry = parameters[kind.value]
-        rope_type = entry.get("rope_type", "default")
-        if rope_type not in ("default", "linear"):
-            raise UnsupportedModelError(f"rope_type {rope_type!r} is not supported for gemma3; default and linear are.")
-        specs[kind] = RopeSpec(theta=float(entry["rope_theta"]), factor=float(entry.get("factor", 1.0)))
-    return specs
+    missing = [kind.value for kind in LayerKind if kind.value not in parameters]
+    if missing:
+        raise WeightsError(f"config's rope_parameters lack {', '.join(missing)}. Is its config.json complete?")
+    defaults = {LayerKind.FULL: 1_000_000.0, LayerKind.SLIDING: 10_000.0}
+    return {kind: _rope_spec(parameters[kind.value], defaults[kind]) for kind in LayerKind}
 
 
 def gemma3_config(config: dict[str, Any], *, norm_offset: float) -> TargetConfig:
@@ -194,14 +204,15 @@ def dflash_config(config: dict[str, Any], *, name: str) -> DrafterConfig:
     window = merged.get("swa_window_size") or merged.get("sliding_window")
     if window is None and LayerKind.SLIDING in kinds:
         raise DrafterMismatchError(f"drafter {name}: it has sliding layers but no sliding_window.")
-    rope_theta = config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta", 1_000_000.0)
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = _rope_spec({"rope_theta": config.get("rope_theta"), **scaling}, 1_000_000.0)
     layers = tuple(
         LayerSpec(
             kind=kind,
             num_kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=head_dim,
             window=int(window) if kind is LayerKind.SLIDING and window is not None else None,
-            rope=RopeSpec(theta=float(rope_theta)),
+            rope=rope,
         )
         for kind in kinds
     )

@@ -1,0 +1,53 @@
+"""Cache sizes, spans and rotary tables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.models.attention import allocate_caches, causal_spans, num_cache_slots, rope_table
+from outrider.models.config import RopeSpec
+from tests.toy import CPU, dense_rope, toy_target_config
+
+
+@pytest.mark.parametrize(("window", "slots"), [(None, 128), (8, 13), (126, 128)])
+def test_a_window_keeps_room_for_the_rows_of_a_pass(window: int | None, slots: int) -> None:
+    assert num_cache_slots(window, context_length=128, max_rows=5) == slots
+
+
+def test_caches_have_each_layers_own_shape() -> None:
+    caches = allocate_caches(
+        toy_target_config().layers, num_seats=3, context_length=128, max_rows=5, dtype=torch.float64, device=CPU
+    )
+    sliding, full = (3, 13, 2, 8), (3, 128, 1, 24)
+    assert [tuple(cache.keys.shape) for cache in caches] == [sliding, sliding, sliding, full, sliding, full]
+    assert all(cache.values.shape == cache.keys.shape and cache.keys.dtype == torch.float64 for cache in caches)
+    assert len({cache.keys.data_ptr() for cache in caches} | {cache.values.data_ptr() for cache in caches}) == 12
+
+
+def test_spans_end_at_the_row_and_start_a_window_before() -> None:
+    seats, positions = torch.tensor([0, 2, 2, -1]), torch.tensor([0, 7, 8, 0])
+    assert causal_spans(seats, positions, None).tolist() == [
+        [0, 0, 1, 0, 0],
+        [2, 0, 8, 0, 0],
+        [2, 0, 9, 0, 0],
+        [-1, 0, 1, 0, 0],
+    ]
+    windowed = causal_spans(seats, positions, 8)
+    assert windowed[:, 1].tolist() == [0, 0, 1, 0]
+    assert windowed.dtype == torch.int32
+
+
+def test_rope_table_turns_pairs_by_position_over_factor() -> None:
+    spec = RopeSpec(theta=10_000.0, factor=8.0)
+    table = rope_table(spec, head_dim=16, num_positions=20, dtype=torch.float64, device=CPU)
+    heads = torch.ones(20, 1, 16, dtype=torch.float64)
+    turned = dense_rope(heads, torch.arange(20), spec)[:, 0]
+    torch.testing.assert_close(table.cos - table.sin, turned[:, :8], rtol=0, atol=1e-12)
+    torch.testing.assert_close(table.cos + table.sin, turned[:, 8:], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
+def test_rope_table_is_at_least_float32(dtype: torch.dtype, kept: torch.dtype) -> None:
+    table = rope_table(RopeSpec(theta=1e4), head_dim=8, num_positions=4, dtype=dtype, device=CPU)
+    assert table.cos.dtype == table.sin.dtype == kept

@@ -1,0 +1,83 @@
+"""Weight reading and the parts that layers are made of."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from outrider.errors import WeightsError
+from outrider.kernels.reference import TorchKernels
+from outrider.models.attention import rope_table
+from outrider.models.layers import AttentionWeights, MlpWeights, WeightReader, soft_cap
+from outrider.weights.loader import TensorClaims
+from outrider.weights.packed import DenseWeight
+from tests.toy import CPU, SOURCE, dense_heads, toy_checkpoint, toy_target_config
+
+CONFIG = toy_target_config()
+KERNELS = TorchKernels(torch.float64)
+EPS = CONFIG.rms_norm_eps
+
+
+def reader_of(
+    tensors: dict[str, DenseWeight] | None = None, *, dtype: torch.dtype = torch.float64, norm_offset: float = 1.0
+) -> WeightReader:
+    claims = TensorClaims(toy_checkpoint(CONFIG).tensors if tensors is None else tensors, source=SOURCE)
+    return WeightReader(claims, TorchKernels(dtype), norm_offset=norm_offset, dtype=dtype, device=CPU)
+
+
+def random_rows(num_rows: int = 5, size: int = 32) -> torch.Tensor:
+    return torch.randn(num_rows, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_a_norm_includes_its_offset_and_keeps_float32(offset: float) -> None:
+    weight = DenseWeight("n", torch.tensor([0.001, -2.0], dtype=torch.bfloat16))
+    norm = reader_of({"n": weight}, dtype=torch.bfloat16, norm_offset=offset).norm("n", 2)
+    assert norm.dtype == torch.float32
+    assert torch.equal(norm, weight.values.float() + offset)
+
+
+def test_a_matrix_of_another_shape_is_named() -> None:
+    weight = DenseWeight("m", torch.zeros(4, 3))
+    with pytest.raises(WeightsError, match=r"m .*\(4, 3\).*\(3, 4\)"):
+        reader_of({"m": weight}).linear("m", 3, 4)
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_attention_projects_norms_and_rotates(index: int) -> None:
+    spec, positions, rows = CONFIG.layers[index], torch.tensor([0, 3, 4, 9, 17]), random_rows()
+    weights = AttentionWeights.read(
+        reader_of(), f"model.layers.{index}.self_attn", spec, hidden_size=32, num_heads=CONFIG.num_heads
+    )
+    rope = rope_table(spec.rope, head_dim=spec.head_dim, num_positions=18, dtype=torch.float64, device=CPU)
+    queries = weights.queries(rows, rope, positions, kernels=KERNELS, eps=EPS)
+    keys, values = weights.keys_values(rows, rope, positions, kernels=KERNELS, eps=EPS)
+    assert queries.shape == (5, 4, spec.head_dim)
+    assert keys.shape == values.shape == (5, spec.num_kv_heads, spec.head_dim)
+    expected = dense_heads(rows, weights.q_proj, weights.q_norm, positions, spec, EPS)
+    torch.testing.assert_close(queries, expected, rtol=0, atol=1e-9)
+    expected = dense_heads(rows, weights.k_proj, weights.k_norm, positions, spec, EPS)
+    torch.testing.assert_close(keys, expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(values.flatten(1), rows @ weights.v_proj.T, rtol=0, atol=1e-9)
+    output = weights.output(queries, kernels=KERNELS)
+    torch.testing.assert_close(output, queries.flatten(1) @ weights.o_proj.T, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_mlp_gates(activation: str) -> None:
+    mlp = MlpWeights.read(reader_of(), "model.layers.1.mlp", hidden_size=32, intermediate_size=64)
+    rows = random_rows()
+    gate = rows @ mlp.gate_proj.T
+    gate = functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
+    expected = (gate * (rows @ mlp.up_proj.T)) @ mlp.down_proj.T
+    torch.testing.assert_close(mlp.forward(rows, kernels=KERNELS, activation=activation), expected, rtol=0, atol=1e-9)
+
+
+def test_soft_cap_bends_logits_and_its_absence_leaves_them() -> None:
+    logits = torch.tensor([-100.0, 0.0, 2.5], dtype=torch.float64)
+    expected = torch.tensor([-5.0, 0.0, 5 * math.tanh(0.5)], dtype=torch.float64)
+    torch.testing.assert_close(soft_cap(logits, 5.0), expected)
+    assert soft_cap(logits, None) is logits
