@@ -93,7 +93,7 @@ def test_the_longest_prefix_is_drawn_to_its_end(runner: GridRunner, prompts: tor
     positions = torch.arange(1, OPTIONS.sequence_tokens)
     drawn = (positions >= full[:, None]) & (positions < text.first_label[:, None])
     differs = text.token_ids[:, 1:].long() != probs_of(runner, text).argmax(dim=-1)
-    assert int(drawn.sum()) > 20
+    assert int(drawn.sum()) > 10
     assert differs[drawn].float().mean() > 0.5
 
 
