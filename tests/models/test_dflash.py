@@ -162,21 +162,25 @@ def test_reduced_vocabulary_takes_rows_of_the_targets_head() -> None:
     torch.testing.assert_close(logits[1], logits[0][..., ::2], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("offset", [-1, 0, 90])
-def test_a_d2t_table_that_maps_outside_or_twice_is_refused(offset: int) -> None:
-    config = toy_drafter_config(draft_vocab_size=48)
-    tensors = toy_drafter_tensors(config)
+def with_d2t(first_offset: int) -> DFlashDrafter:
+    """Draft id 0 means target id `first_offset`, every other id means itself."""
+    config, target = toy_drafter_config(draft_vocab_size=48), toy_target()
     table = torch.zeros(48, dtype=torch.int64)
-    table[0] = 1 if offset == 0 else offset
-    tensors["d2t"] = DenseWeight("d2t", table)
-    target = toy_target()
-    if offset == 90:  # 0 -> 90 is in range and unique
-        drafter = DFlashDrafter(config, tensors, target, kernels=target.kernels, context_length=8, source=SOURCE)
-        assert drafter.draft_to_target is not None
-        assert drafter.draft_to_target[:2].tolist() == [90, 1]
-        return
+    table[0] = first_offset
+    tensors = toy_drafter_tensors(config) | {"d2t": DenseWeight("d2t", table)}
+    return DFlashDrafter(config, tensors, target, kernels=target.kernels, context_length=8, source=SOURCE)
+
+
+def test_d2t_holds_differences() -> None:
+    table = with_d2t(90).draft_to_target
+    assert table is not None
+    assert table[:3].tolist() == [90, 1, 2]
+
+
+@pytest.mark.parametrize("first_offset", [-1, 1, 96])
+def test_a_d2t_table_that_maps_outside_or_twice_is_refused(first_offset: int) -> None:
     with pytest.raises(WeightsError, match="d2t"):
-        DFlashDrafter(config, tensors, target, kernels=target.kernels, context_length=8, source=SOURCE)
+        with_d2t(first_offset)
 
 
 def test_a_block_that_is_discarded_leaves_no_trace() -> None:
