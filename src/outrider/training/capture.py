@@ -59,12 +59,10 @@ class GridRunner:
     """A target and caches for `num_sequences` texts of at most `num_positions` tokens."""
 
     def __init__(self, target: GemmaTarget, *, num_sequences: int, num_positions: int) -> None:
-        if not isinstance(target.kernels, GridKernels):
-            raise ConfigError("GridRunner needs a target that was built with GridKernels.")
         window = min((spec.window for spec in target.config.layers if spec.window), default=num_positions)
         if num_positions > window:
             raise ConfigError(f"sequence_tokens={num_positions} exceeds the target's sliding window of {window}.")
-        self.target, self.kernels, self.num_sequences = target, target.kernels, num_sequences
+        self.target, self.num_sequences = target, num_sequences
         self.caches: list[LayerCache] = allocate_caches(
             target.config.layers,
             num_seats=num_sequences,
@@ -75,16 +73,23 @@ class GridRunner:
         )
         self.seats = torch.arange(num_sequences, device=target.device)
 
-    def step(self, token_ids: Tensor, position: int) -> Tensor:
-        """One token of every sequence, int64 [S], at `position` -> logits float32 [S, V]."""
-        self.kernels.first_position, self.kernels.num_positions = position, 1
+    def _set_grid(self, *, first_position: int, num_positions: int) -> None:
+        kernels = self.target.kernels
+        if isinstance(kernels, GridKernels):
+            kernels.first_position, kernels.num_positions = first_position, num_positions
+
+    def step(self, token_ids: Tensor, position: int, tap_layers: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
+        """One token of every sequence, int64 [S], at `position` -> logits [S, V] and taps [S, taps * N] if asked."""
+        self._set_grid(first_position=position, num_positions=1)
         rows = Rows(token_ids, self.seats, torch.full_like(token_ids, position))
-        return self.target.logits(self.target.forward(rows, self.caches).hidden)
+        output = self.target.forward(rows, self.caches, tap_layers=tap_layers)
+        return self.target.logits(output.hidden), output.taps
 
     def taps(self, token_ids: Tensor, tap_layers: tuple[int, ...]) -> Tensor:
         """Whole texts, int64 [S, P], S up to num_sequences -> taps [S, P, taps * N]."""
         num_sequences, num_positions = token_ids.shape
-        self.kernels.first_position, self.kernels.num_positions = 0, num_positions
+        token_ids = token_ids.to(torch.int64)
+        self._set_grid(first_position=0, num_positions=num_positions)
         positions = torch.arange(num_positions, device=token_ids.device).repeat(num_sequences)
         seats = self.seats[:num_sequences].repeat_interleave(num_positions)
         caches = [LayerCache(keys[:num_sequences], values[:num_sequences]) for keys, values in self.caches]

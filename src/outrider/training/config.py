@@ -27,6 +27,7 @@ class GenerateConfig:
     max_sampled_prefix_tokens: int  # greedy texts start with up to this many sampled tokens, for variety
     max_opening_tokens: int
     num_soft_candidates: int  # target probabilities kept a token of sampled text
+    keep_taps: bool  # store the drafter's taps with the text (offline capture) instead of running the target each step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,8 @@ class OptimizeConfig:
     cross_entropy_weight: float
     total_variation_weight: float
     num_held_out_sequences: int
+    num_short_slots: int  # most steps train a block's first slots only, ...
+    full_block_every_steps: int  # ... every n-th step the whole block; 1 trains the whole block always
 
 
 @dataclass(frozen=True, kw_only=True)

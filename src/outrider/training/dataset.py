@@ -38,6 +38,8 @@ class TextPool:
         probs = [batch.candidate_probs for batch in batches if batch.candidate_probs is not None]
         self.candidate_ids = torch.cat(ids) if ids else None
         self.candidate_probs = torch.cat(probs) if probs else None
+        taps = [batch.taps for batch in batches if batch.taps is not None]
+        self.taps = torch.cat(taps) if taps else None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -51,6 +53,7 @@ class TextPool:
             self.num_valid[rows],
             None if self.candidate_ids is None else self.candidate_ids[rows],
             None if self.candidate_probs is None else self.candidate_probs[rows],
+            None if self.taps is None else self.taps[rows],
         )
 
 

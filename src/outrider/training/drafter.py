@@ -155,20 +155,21 @@ class TrainableDFlash(nn.Module):
         """
         shape, (num_sequences, num_anchors) = self.shape, anchors.shape
         context = self.hidden_norm(self.fc(taps))
-        positions = (anchors[:, :, None] + torch.arange(shape.block_size, device=anchors.device)).flatten(1)
+        block_size = block_embeds.shape[2]
+        positions = (anchors[:, :, None] + torch.arange(block_size, device=anchors.device)).flatten(1)
         assert isinstance(self.cos, Tensor)
         assert isinstance(self.sin, Tensor)
         rope = BlockRope(self.cos, self.sin, positions, context.shape[1])
         mask = block_mask(
             anchors,
             num_context=context.shape[1],
-            block_size=shape.block_size,
+            block_size=block_size,
             window=shape.sliding_window,
             is_causal=shape.is_causal,
         )
         hidden = block_embeds.flatten(1, 2)
         for layer in self.layers:
             hidden = layer(hidden, context, rope, mask)
-        hidden = hidden.view(num_sequences, num_anchors, shape.block_size, -1)[:, :, 1:]
+        hidden = hidden.view(num_sequences, num_anchors, block_size, -1)[:, :, 1:]
         normed: Tensor = self.norm(hidden)
         return normed

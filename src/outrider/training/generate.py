@@ -35,6 +35,7 @@ class TextBatch:
     num_valid: Tensor  # int32 [S]: tokens up to and including the first end token after the opening
     candidate_ids: Tensor | None  # int32 [S, P, K]: likeliest ids for the token AT a position; None for greedy text
     candidate_probs: Tensor | None  # float16 [S, P, K]: their unfiltered probabilities at temperature 1
+    taps: Tensor | None = None  # float16 [S, P, taps * N] where the recipe keeps them; the last position's are not set
 
 
 def encode_openings(
@@ -76,6 +77,7 @@ def generate_batch(
     kind: TextKind,
     config: GenerateConfig,
     end_token_ids: tuple[int, ...],
+    tap_layers: tuple[int, ...] = (),
 ) -> TextBatch:
     """Continue prompts [S, max_opening_tokens] to sequence_tokens; fed token by token, they need no padding."""
     num_sequences, device = len(prompt_ids), prompt_ids.device
@@ -90,9 +92,12 @@ def generate_batch(
     shape = (num_sequences, config.sequence_tokens, config.num_soft_candidates)
     candidate_ids = torch.zeros(shape, dtype=torch.int32, device=device) if keeps else None
     candidate_probs = torch.zeros(shape, dtype=torch.float16, device=device) if keeps else None
+    kept_taps: list[Tensor] = []
     first_greedy = config.max_opening_tokens + config.max_sampled_prefix_tokens  # from here no row draws
     for position in range(config.sequence_tokens - 1):
-        logits = runner.step(tokens[:, position], position)
+        logits, taps = runner.step(tokens[:, position], position, tap_layers)
+        if taps is not None:
+            kept_taps.append(taps.to(torch.float16))
         if kind is TextKind.GREEDY and position + 1 >= first_greedy:
             tokens[:, position + 1] = logits.argmax(dim=-1)
             continue
@@ -106,8 +111,16 @@ def generate_batch(
             candidate_ids[:, position + 1] = top.indices.to(torch.int32)
             candidate_probs[:, position + 1] = top.values.to(torch.float16)
     num_valid = count_valid(tokens, prompt_lengths, end_token_ids)
+    if kept_taps:
+        kept_taps.append(torch.zeros_like(kept_taps[-1]))
     return TextBatch(
-        kind, tokens.to(torch.int32), first_label.to(torch.int32), num_valid, candidate_ids, candidate_probs
+        kind,
+        tokens.to(torch.int32),
+        first_label.to(torch.int32),
+        num_valid,
+        candidate_ids,
+        candidate_probs,
+        torch.stack(kept_taps, dim=1) if kept_taps else None,
     )
 
 
@@ -128,6 +141,7 @@ def generate_text(
     source: Callable[[int, random.Random], list[Opening]],
     end_token_ids: tuple[int, ...],
     progress: Callable[[str], None],
+    tap_layers: tuple[int, ...] = (),
 ) -> tuple[list[TextBatch], dict[str, int]]:
     """All batches of a recipe and how many openings came from each category."""
     rng = random.Random(config.seed)
@@ -141,6 +155,10 @@ def generate_text(
         ids, lengths = encode_openings(
             chosen, tokenizer, max_tokens=config.max_opening_tokens, device=runner.target.device
         )
-        batches.append(generate_batch(runner, ids, lengths, kind=kind, config=config, end_token_ids=end_token_ids))
+        batches.append(
+            generate_batch(
+                runner, ids, lengths, kind=kind, config=config, end_token_ids=end_token_ids, tap_layers=tap_layers
+            )
+        )
         progress(f"generated batch {index + 1}/{len(kinds)} ({kind.value})")
     return batches, dict(Counter(opening.category for opening in openings))

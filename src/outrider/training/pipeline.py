@@ -12,6 +12,7 @@ import torch
 
 from outrider import environment
 from outrider.errors import ConfigError
+from outrider.kernels.ops import select_kernels
 from outrider.models.gemma import GemmaTarget
 from outrider.models.registry import load_target
 from outrider.tokenizer import Tokenizer
@@ -29,12 +30,13 @@ Progress = Callable[[str], None]
 
 
 def open_target(path: Path, recipe: Recipe, *, device: torch.device) -> tuple[Checkpoint, GemmaTarget]:
-    """The target for training: bf16 on a GPU, float32 elsewhere."""
+    """The target for training: bf16 and whole-grid kernels on a GPU, float32 and the machine's own kernels elsewhere."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    is_cuda = device.type == "cuda"
     checkpoint = load_checkpoint(path)
     target = load_target(
         checkpoint,
-        kernels=GridKernels(dtype, device),
+        kernels=GridKernels(dtype, device) if is_cuda else select_kernels("auto", dtype=dtype, device=device),
         dtype=dtype,
         device=device,
         context_length=recipe.generate.sequence_tokens,
@@ -55,6 +57,7 @@ def make_text(path: Path, recipe: Recipe, data: Path, *, device: torch.device, p
         source=draw_openings,
         end_token_ids=target.config.eos_token_ids,
         progress=progress,
+        tap_layers=recipe.drafter.target_layer_ids if options.keep_taps else (),
     )
     facts = {
         "target_sha256": checkpoint.source_sha256,

@@ -70,7 +70,8 @@ def evaluate_greedy(trainer: Trainer, runner: GridRunner, text: TextBatch) -> li
     matches = []
     for token_ids in torch.split(text.token_ids.to(torch.int64), EVAL_SEQUENCES):
         anchors = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)
-        logits = trainer.draft_logits(runner.taps(token_ids, shape.target_layer_ids), token_ids, anchors)
+        taps = runner.taps(token_ids, shape.target_layer_ids)
+        logits = trainer.draft_logits(taps, token_ids, anchors, block_size=shape.block_size)
         drafts = trainer.draft_to_target[logits.argmax(dim=-1)]
         later = torch.arange(1, shape.block_size, device=token_ids.device) + anchors[..., None]
         inside = later < token_ids.shape[1]
@@ -103,7 +104,7 @@ def evaluate_sampled(trainer: Trainer, runner: GridRunner, text: TextBatch) -> l
         anchors = torch.arange(part.token_ids.shape[1], device=trainer.device).expand_as(part.token_ids)
         batch = make_blocks(part, anchors, real[rows], block_size=shape.block_size)
         taps = runner.taps(batch.token_ids, shape.target_layer_ids)
-        logits = trainer.draft_logits(taps, batch.token_ids, anchors)
+        logits = trainer.draft_logits(taps, batch.token_ids, anchors, block_size=shape.block_size)
         draft_probs = candidate_log_probs(logits, trainer.target_to_draft[batch.candidate_ids]).exp()
         overlap = torch.minimum(draft_probs, batch.candidate_probs).sum(dim=-1)
         total += (overlap * batch.label_mask).sum(dim=(0, 1))

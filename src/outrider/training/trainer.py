@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import ConfigError
+from outrider.models.dflash import select_rows
 from outrider.models.gemma import GemmaTarget
 from outrider.training.capture import GridRunner
 from outrider.training.config import OptimizeConfig, Recipe
@@ -78,7 +79,10 @@ class Trainer:
         self.draft_to_target = choose_vocabulary(token_counts, shape.draft_vocab_size)
         self.target_to_draft = torch.full((target.config.vocab_size,), -1, dtype=torch.int64, device=target.device)
         self.target_to_draft[self.draft_to_target] = torch.arange(len(self.draft_to_target), device=target.device)
-        self.head = target.embedding[self.draft_to_target]  # frozen rows of the tied embedding
+        # Frozen rows of the tied embedding, as numbers whatever kernels the target runs on.
+        self.head = select_rows(target.stored_embedding, self.draft_to_target.cpu()).dequantize(
+            target.dtype, target.device
+        )
         self.generator = torch.Generator(device=target.device).manual_seed(options.seed)
         self.optimizers = make_optimizers(self.model, options)
         self.schedules = [
@@ -86,18 +90,19 @@ class Trainer:
             for optimizer in self.optimizers
         ]
 
-    def blocks(self, text: TextBatch) -> BlockBatch:
-        """Draw anchors, fewer inside repeats, and make their blocks."""
-        options = self.recipe.optimize
+    def blocks(self, text: TextBatch, step: int) -> BlockBatch:
+        """Draw anchors, fewer inside repeats, and make their blocks; most steps train the first slots only."""
+        options, block_size = self.recipe.optimize, self.recipe.drafter.block_size
+        if step % options.full_block_every_steps:
+            block_size = min(block_size, options.num_short_slots)
         weights = anchor_candidates(text).float()
         weights = torch.where(inside_repeats(text.token_ids), weights * options.repeat_anchor_weight, weights)
         anchors, real = sample_anchors(weights, options.max_anchors, self.generator)
-        return make_blocks(text, anchors, real, block_size=self.recipe.drafter.block_size)
+        return make_blocks(text, anchors, real, block_size=block_size)
 
-    def draft_logits(self, taps: Tensor, token_ids: Tensor, anchors: Tensor) -> Tensor:
+    def draft_logits(self, taps: Tensor, token_ids: Tensor, anchors: Tensor, *, block_size: int) -> Tensor:
         """Logits over the draft vocabulary, [S, A, B - 1, Vd], from taps [S, P, taps * N] and texts int64 [S, P]."""
-        shape = self.recipe.drafter
-        block = torch.full((*anchors.shape, shape.block_size), shape.mask_token_id, device=self.device)
+        block = torch.full((*anchors.shape, block_size), self.recipe.drafter.mask_token_id, device=self.device)
         block[:, :, 0] = token_ids.gather(1, anchors)
         embeds = self.target.embed(block.flatten()).view(*block.shape, -1)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.target.dtype == torch.bfloat16):
@@ -107,7 +112,8 @@ class Trainer:
     def loss(self, taps: Tensor, batch: BlockBatch) -> BlockLoss:
         """Loss of one batch of blocks."""
         options = self.recipe.optimize
-        logits = self.draft_logits(taps, batch.token_ids, batch.anchors).flatten(0, 1)
+        block_size = batch.label_ids.shape[2] + 1
+        logits = self.draft_logits(taps, batch.token_ids, batch.anchors, block_size=block_size).flatten(0, 1)
         return block_loss(
             logits,
             self.target_to_draft[batch.candidate_ids].flatten(0, 1),
@@ -139,9 +145,9 @@ def train(
     logs = {name: TrainingLog() for name in trainers}
     for step, text in zip(range(options.num_steps), dataset.texts(options.batch_sequences), strict=False):
         with torch.no_grad():
-            taps = runner.taps(text.token_ids.to(torch.int64), layers)
+            taps = text.taps.to(runner.target.dtype) if text.taps is not None else runner.taps(text.token_ids, layers)
         for name, trainer in trainers.items():
-            result = trainer.step(select_taps(taps, layers, trainer), trainer.blocks(text))
+            result = trainer.step(select_taps(taps, layers, trainer), trainer.blocks(text, step))
             if step % LOG_EVERY_STEPS == 0 or step == options.num_steps - 1:
                 loss, kind = result.loss.item(), text.kind.value
                 slots = result.acceptance_by_slot.tolist()
