@@ -31,7 +31,7 @@ class SamplingParams:
     stop_strings: tuple[str, ...] = ()
     """End the request where one of these appears in the text; it is not part of the result."""
     stop_token_ids: tuple[int, ...] = ()
-    """End the request at one of these tokens, besides the model's own end tokens; it is not part of the result."""
+    """End the request at one of these tokens, besides the model's own end tokens; emitted, but not part of the text."""
     ignore_eos: bool = False
     """Decode past the model's own end tokens."""
     num_speculative_tokens: int | None = None
@@ -106,7 +106,9 @@ class Chunk:
     num_accepted_draft_tokens: int
     """How many of `token_ids`, from the first, were drafted and accepted; the rest the target added itself."""
     finish_reason: str | None = None
-    """None while running; then 'stop' or 'length'."""
+    """None while running; then 'stop', 'length' or 'error'."""
+    num_draft_tokens: int = 0
+    """Drafts verified in the cycle; 0 for the first token and for plain decoding."""
 
 
 @dataclass(frozen=True)

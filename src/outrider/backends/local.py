@@ -32,6 +32,26 @@ class LLM:
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
         self.engine, self.tokenizer = engine, tokenizer
 
+    @property
+    def drafter_name(self) -> str | None:
+        """The drafter's name; None where decoding is plain."""
+        return self.engine.proposer.name if self.engine.proposer else None
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Draft length of a request that asks for none."""
+        return self.engine.default_draft_length
+
+    @property
+    def kernels_name(self) -> str:
+        """The kernel set the target runs on."""
+        return self.engine.target.kernels.name
+
+    def without_drafter(self) -> LLM:
+        """A second LLM on the same weights, with caches of its own and no drafter."""
+        engine = self.engine
+        return LLM(make_engine(engine.target, None, self.tokenizer, engine.config), self.tokenizer)
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; text gets a begin token, ids are taken as they are."""
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) and prompt else list(prompt)  # type: ignore[arg-type]
@@ -151,12 +171,13 @@ def load(
         context_length=engine_config.context_length,
     )
     tokenizer = Tokenizer.from_file(checkpoint.tokenizer_path)
-    path = _drafter_path(drafter, is_embedded=target is None)
+    path = drafter_path(drafter, is_embedded=target is None)
     proposer = None if path is None else load_proposer(path, model, engine_config, target_name=checkpoint.source.name)
     return LLM(make_engine(model, proposer, tokenizer, engine_config), tokenizer)
 
 
-def _drafter_path(drafter: str | None, *, is_embedded: bool) -> Path | None:
+def drafter_path(drafter: str | None, *, is_embedded: bool) -> Path | None:
+    """The directory of a drafter asked for by path, "auto" or None."""
     if drafter is None:
         return None
     if drafter != "auto":

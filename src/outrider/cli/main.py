@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from outrider.cli import train
+from outrider.cli import demo, doctor, generate, train
 from outrider.errors import OutriderError
 
 app = typer.Typer(
@@ -15,6 +15,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Lossless block-diffusion speculative decoding for Gemma models.",
 )
+app.command()(demo.demo)
+app.command()(generate.generate)
+app.command()(doctor.doctor)
 app.add_typer(train.app, name="train")
 
 

@@ -118,14 +118,18 @@ class Engine:
     def _derived_seed(self) -> int:
         return random.Random(f"{self.config.seed}/{self.num_added}").getrandbits(63)
 
-    def _draft_length(self, params: SamplingParams) -> int:
+    @property
+    def default_draft_length(self) -> int:
+        """Drafts a cycle for a request that asks for none: the engine's setting, else the drafter's own."""
         if self.proposer is None:
             return 0
+        asked = self.config.num_speculative_tokens
+        return self.proposer.default_draft_length if asked is None else asked
+
+    def _draft_length(self, params: SamplingParams) -> int:
         asked = params.num_speculative_tokens
-        if asked is None:
-            asked = self.config.num_speculative_tokens
-        if asked is None:
-            return self.proposer.default_draft_length
+        if self.proposer is None or asked is None:
+            return self.default_draft_length
         if asked > self.proposer.max_draft_length:
             raise RequestError(
                 f"num_speculative_tokens={asked}, but drafter {self.proposer.name} drafts at most "
@@ -216,8 +220,9 @@ class Engine:
                 request.finish_reason = "error"
                 chunks.append(Chunk(request.index, "", (), 0, "error"))
                 continue
-            if batch.host_lengths[i] > 0:
-                request.acceptance.record_cycle(draft_length=batch.host_lengths[i], num_accepted_tokens=num_accepted[i])
-            tokens = [*drafts[i][: num_accepted[i]], targets[i]]
-            chunks.append(request.append(tokens, num_accepted_tokens=num_accepted[i]))
+            accepted, drafted = num_accepted[i], batch.host_lengths[i]
+            if drafted > 0:
+                request.acceptance.record_cycle(draft_length=drafted, num_accepted_tokens=accepted)
+            tokens = [*drafts[i][:accepted], targets[i]]
+            chunks.append(request.append(tokens, num_accepted_tokens=accepted, num_draft_tokens=drafted))
         return chunks

@@ -46,7 +46,7 @@ class RequestState:
         """Drafts worth verifying now: a cycle adds one token of its own, and nothing past the limit is drafted."""
         return min(self.draft_length, self.num_tokens_left - 1)
 
-    def append(self, token_ids: list[int], *, num_accepted_tokens: int) -> Chunk:
+    def append(self, token_ids: list[int], *, num_accepted_tokens: int, num_draft_tokens: int = 0) -> Chunk:
         """Take tokens in order until one ends the request; the earliest event wins, and a stop beats the limit.
 
         A stop token counts as emitted and is in token_ids; neither its text nor a stop string is in the text.
@@ -64,7 +64,8 @@ class RequestState:
                 shown += self._flush_text()
                 break
         self.text += shown
-        return Chunk(self.index, shown, tuple(taken), min(num_accepted_tokens, len(taken)), self.finish_reason)
+        num_shown = min(num_accepted_tokens, len(taken))
+        return Chunk(self.index, shown, tuple(taken), num_shown, self.finish_reason, num_draft_tokens)
 
     def _take_text(self, token_id: int) -> str:
         """Text that became certain with this token; sets finish_reason at a stop token or string."""

@@ -35,7 +35,7 @@ class TextBatch:
     num_valid: Tensor  # int32 [S]: tokens up to and including the first end token after the opening
     candidate_ids: Tensor | None  # int32 [S, P, K]: likeliest ids for the token AT a position; None for greedy text
     candidate_probs: Tensor | None  # float16 [S, P, K]: their unfiltered probabilities at temperature 1
-    taps: Tensor | None = None  # float16 [S, P, taps * N] where the recipe keeps them; the last position's are not set
+    taps: Tensor | None = None  # bfloat16 [S, P, taps * N] where the recipe keeps them; the last position's are zero
 
 
 def encode_openings(
@@ -57,15 +57,13 @@ def filtered_probs(probs: Tensor, *, top_k: int, top_p: float) -> tuple[Tensor, 
     return top.indices, top.values.masked_fill(before >= top_p, 0.0)
 
 
-def choose(probs: Tensor, *, kind: TextKind, greedy_rows: Tensor, config: GenerateConfig) -> Tensor:
-    """Next token of every sequence, int64 [S], from probs [S, V]; `greedy_rows` bool [S] take the argmax."""
-    noise = torch.empty_like(probs).exponential_()
+def choose(probs: Tensor, *, kind: TextKind, config: GenerateConfig) -> Tensor:
+    """Draw the next token of every sequence, int64 [S], from probs [S, V]; filtered text keeps its likeliest only."""
     if kind is TextKind.FILTERED:
         ids, kept = filtered_probs(probs, top_k=config.filtered_top_k, top_p=config.filtered_top_p)
-        drawn = ids.gather(1, (kept / noise[:, : ids.shape[1]]).argmax(dim=-1, keepdim=True)).squeeze(1)
-    else:
-        drawn = (probs / noise).argmax(dim=-1)
-    return torch.where(greedy_rows, probs.argmax(dim=-1), drawn) if kind is TextKind.GREEDY else drawn
+        noise = torch.empty_like(kept).exponential_()
+        return ids.gather(1, (kept / noise).argmax(dim=-1, keepdim=True)).squeeze(1)
+    return (probs / torch.empty_like(probs).exponential_()).argmax(dim=-1)
 
 
 @torch.no_grad()
@@ -93,20 +91,24 @@ def generate_batch(
     candidate_ids = torch.zeros(shape, dtype=torch.int32, device=device) if keeps else None
     candidate_probs = torch.zeros(shape, dtype=torch.float16, device=device) if keeps else None
     kept_taps: list[Tensor] = []
-    first_greedy = config.max_opening_tokens + config.max_sampled_prefix_tokens  # from here no row draws
+    last_drawn = config.max_opening_tokens + config.max_sampled_prefix_tokens  # from here no row of greedy text draws
     for position in range(config.sequence_tokens - 1):
         logits, taps = runner.step(tokens[:, position], position, tap_layers)
         if taps is not None:
-            kept_taps.append(taps.to(torch.float16))
-        if kind is TextKind.GREEDY and position + 1 >= first_greedy:
-            tokens[:, position + 1] = logits.argmax(dim=-1)
-            continue
-        probs = logits.softmax(dim=-1)
-        chosen = choose(probs, kind=kind, greedy_rows=position + 1 >= first_label, config=config)
+            kept_taps.append(taps.to(torch.bfloat16))  # Gemma's <bos> exceeds the range of float16
+        probs = None
+        if kind is TextKind.GREEDY:
+            chosen = logits.argmax(dim=-1)
+            drawing = (position + 1 >= prompt_lengths) & (position + 1 < first_label)
+            if position + 1 < last_drawn and bool(drawing.any()):
+                chosen[drawing] = choose(logits[drawing].softmax(dim=-1), kind=TextKind.SAMPLED, config=config)
+        else:
+            probs = logits.softmax(dim=-1)
+            chosen = choose(probs, kind=kind, config=config)
         if position + 1 < prompt_ids.shape[1]:
             chosen = torch.where(position + 1 < prompt_lengths, prompt_ids[:, position + 1], chosen)
         tokens[:, position + 1] = chosen
-        if candidate_ids is not None and candidate_probs is not None:
+        if probs is not None and candidate_ids is not None and candidate_probs is not None:
             top = probs.topk(config.num_soft_candidates, dim=-1)
             candidate_ids[:, position + 1] = top.indices.to(torch.int32)
             candidate_probs[:, position + 1] = top.values.to(torch.float16)

@@ -23,14 +23,14 @@ from outrider.training.export import export_drafter
 from outrider.training.generate import TextBatch, TextKind, generate_text
 from outrider.training.openings import draw_openings
 from outrider.training.selection import evaluate_greedy, evaluate_sampled
-from outrider.training.trainer import Trainer, TrainingLog, train
+from outrider.training.trainer import Trainer, TrainingLog, all_tap_layers, train
 from outrider.weights.loader import Checkpoint, load_checkpoint
 
 Progress = Callable[[str], None]
 
 
 def open_target(path: Path, recipe: Recipe, *, device: torch.device) -> tuple[Checkpoint, GemmaTarget]:
-    """The target for training: bf16 and whole-grid kernels on a GPU, float32 and the machine's own kernels elsewhere."""
+    """The target for training: bf16 and whole-grid kernels on a GPU, else float32 and the machine's own kernels."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     is_cuda = device.type == "cuda"
     checkpoint = load_checkpoint(path)
@@ -48,6 +48,7 @@ def make_text(path: Path, recipe: Recipe, data: Path, *, device: torch.device, p
     """Let the target write the recipe's text and save it to the file `data`; returns what is worth recording."""
     checkpoint, target = open_target(path, recipe, device=device)
     options, started = recipe.generate, time.perf_counter()
+    layers = all_tap_layers([recipe]) if options.keep_taps else ()
     tokenizer = Tokenizer.from_file(checkpoint.tokenizer_path)
     runner = GridRunner(target, num_sequences=options.batch_sequences, num_positions=options.sequence_tokens)
     batches, categories = generate_text(
@@ -57,7 +58,7 @@ def make_text(path: Path, recipe: Recipe, data: Path, *, device: torch.device, p
         source=draw_openings,
         end_token_ids=target.config.eos_token_ids,
         progress=progress,
-        tap_layers=recipe.drafter.target_layer_ids if options.keep_taps else (),
+        tap_layers=layers,
     )
     facts = {
         "target_sha256": checkpoint.source_sha256,
@@ -65,6 +66,7 @@ def make_text(path: Path, recipe: Recipe, data: Path, *, device: torch.device, p
         "openings_by_category": categories,
         "seconds": time.perf_counter() - started,
         "generate": asdict(options),
+        "tap_layers": list(layers),
     }
     torch.save({"facts": facts, "batches": batches}, data)
     return facts
@@ -90,6 +92,8 @@ def train_drafters(
     facts, batches = read_text(data, device=device)
     if facts["target_sha256"] != checkpoint.source_sha256:
         raise ConfigError(f"{data} was written by another target ({facts['target_sha256'][:12]}). Generate it again.")
+    if batches[0].taps is not None:
+        _check_kept_taps(facts, recipes, data)
     options = recipes[0].optimize
     dataset = BlockDataset(batches, num_held_out=options.num_held_out_sequences, seed=options.seed)
     counts = dataset.token_counts(target.config.vocab_size)
@@ -151,3 +155,10 @@ def _check_alike(recipes: list[Recipe]) -> None:
             "recipes trained together must have different names and the same [generate], num_steps, batch_sequences, "
             "num_held_out_sequences and seed."
         )
+
+
+def _check_kept_taps(facts: dict[str, Any], recipes: list[Recipe], data: Path) -> None:
+    wanted = list(all_tap_layers(recipes))
+    kept = facts.get("tap_layers")
+    if kept != wanted:
+        raise ConfigError(f"{data} holds taps of layers {kept}, but the recipes read {wanted}. Generate it again.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,7 +141,7 @@ def train(
 ) -> dict[str, TrainingLog]:
     """Fit every trainer on the same texts, in step; the target runs once a step for all of them."""
     options = next(iter(trainers.values())).recipe.optimize
-    layers = tuple(sorted({layer for t in trainers.values() for layer in t.recipe.drafter.target_layer_ids}))
+    layers = all_tap_layers([trainer.recipe for trainer in trainers.values()])
     logs = {name: TrainingLog() for name in trainers}
     for step, text in zip(range(options.num_steps), dataset.texts(options.batch_sequences), strict=False):
         with torch.no_grad():
@@ -154,6 +154,11 @@ def train(
                 logs[name].rows.append({"step": step, "kind": kind, "loss": loss, "acceptance_by_slot": slots})
                 progress(f"step {step}/{options.num_steps} {name} {kind} loss {loss:.3f}")
     return logs
+
+
+def all_tap_layers(recipes: Sequence[Recipe]) -> tuple[int, ...]:
+    """The target layers that any of the recipes' drafters reads, ascending: the order of taps kept with a text."""
+    return tuple(sorted({layer for recipe in recipes for layer in recipe.drafter.target_layer_ids}))
 
 
 def select_taps(taps: Tensor, layers: tuple[int, ...], trainer: Trainer) -> Tensor:

@@ -1,0 +1,45 @@
+"""Records: one JSON a run, raw rows and environment included. Tables in documents are made from these."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from outrider import environment
+from outrider.benchmarking.workloads import Workload
+
+SCHEMA = 1
+
+
+def make_record(
+    name: str,
+    *,
+    workload: Workload,
+    arms: Sequence[dict[str, Any]],
+    rows: Sequence[dict[str, Any]],
+    summary: dict[str, Any],
+) -> dict[str, Any]:
+    """Assemble a record (design §5) for a run of the current command line."""
+    return {
+        "schema": SCHEMA,
+        "name": name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["outrider", *sys.argv[1:]]),
+        "environment": environment.describe(),
+        "workload": {"name": workload.name, "sha256": workload.sha256},
+        "arms": list(arms),
+        "rows": list(rows),
+        "summary": summary,
+    }
+
+
+def write_record(record: dict[str, Any], path: Path) -> None:
+    """Write a record; an existing file is kept, since records are append-only."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("x") as file:
+        json.dump(record, file, indent=1)
+        file.write("\n")

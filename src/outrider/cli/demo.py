@@ -1,0 +1,132 @@
+"""`outrider demo`: watch plain and speculative decoding write the same text, and see by how much one is faster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from outrider.benchmarking import demo as measurement
+from outrider.benchmarking.record import make_record, write_record
+from outrider.benchmarking.workloads import DEMO
+from outrider.cli import options
+from outrider.cli.output import console, emit_json, progress_line
+from outrider.core import Chunk, SamplingParams
+from outrider.errors import ConfigError
+
+ACCEPTED_STYLE = "bold green"
+NUM_STREAMED_PROMPTS = 3  # shown in full; the rest runs behind a progress bar
+
+
+def demo(
+    max_tokens: Annotated[int, typer.Option(help="Tokens to write for each prompt.")] = 128,
+    prompts: Annotated[int, typer.Option(help="How many of the built-in prompts to run.")] = len(DEMO.prompts),
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: Annotated[int, typer.Option(help="Engine seed: noise of sampled runs.")] = 0,
+    num_speculative_tokens: options.DraftLength = None,
+    drafter: options.Drafter = "auto",
+    target: options.Target = None,
+    kernels: options.Kernels = "auto",
+    device: options.Device = "auto",
+    record: Annotated[Path | None, typer.Option(help="Also write a record with raw rows to this new file.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Decode the same prompts with and without the drafter, in turn, and compare."""
+    if not 1 <= prompts <= len(DEMO.prompts):
+        raise ConfigError(f"prompts={prompts}, but the demo has {len(DEMO.prompts)}. Choose from 1 to that many.")
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, ignore_eos=True
+    )
+    arms, llm = _load_arms(
+        target, drafter=drafter, seed=seed, draft_length=num_speculative_tokens, kernels=kernels, device=device
+    )
+    config = measurement.DemoConfig(
+        params=params, prompts=DEMO.prompts[:prompts], num_speculative_tokens=llm.num_speculative_tokens
+    )
+    rows = _run(arms, config, is_quiet=as_json)
+    summary = measurement.summarize(rows, config)
+    if record is not None:
+        settings = {"kernels": llm.kernels_name, "drafter": llm.drafter_name, "seed": seed}
+        described = [{"name": name, "backend": "local", "target": target or "embedded", **settings} for name in arms]
+        raw = [measurement.row_as_dict(row) for row in rows]
+        write_record(make_record("demo", workload=DEMO, arms=described, rows=raw, summary=summary), record)
+    emit_json(summary) if as_json else console.print(_table(summary))
+
+
+def _load_arms(
+    target: str | None, *, drafter: str, seed: int, draft_length: int | None, kernels: str, device: str
+) -> tuple[dict[str, Any], Any]:
+    import outrider
+
+    engine = outrider.EngineConfig(seed=seed, max_seats=1, context_length=512, num_speculative_tokens=draft_length)
+    common: dict[str, Any] = {"config": engine, "device": device, "progress": progress_line}
+    llm = outrider.load(target, drafter=drafter, kernels=kernels, **common)
+    if llm.drafter_name is None:
+        raise ConfigError("the demo compares with and without a drafter; give one with --drafter.")
+    if llm.num_speculative_tokens == 0:
+        raise ConfigError("num_speculative_tokens=0 drafts nothing to compare; give at least 1.")
+    arms = {measurement.PLAIN: llm.without_drafter(), measurement.SPECULATIVE: llm}
+    if llm.kernels_name == "cpu":
+        arms[measurement.TORCH] = outrider.load(target, drafter=None, kernels="torch", **common)
+    return arms, llm
+
+
+def _run(arms: dict[str, Any], config: measurement.DemoConfig, *, is_quiet: bool) -> list[measurement.Row]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("prompts", total=len(config.prompts))
+        line = Text()
+
+        def on_prompt(index: int, arm: str, prompt: str) -> None:
+            nonlocal line
+            progress.update(task, completed=index, description=f"prompt {index + 1} ({arm})")
+            line = Text(prompt, style="dim")
+
+        def on_chunk(arm: str, chunk: Chunk) -> None:
+            if is_quiet or arm != measurement.SPECULATIVE:
+                return
+            line.append_text(_marked(arms[arm], chunk))
+            is_shown = task is not None and (progress.tasks[0].completed or 0) < NUM_STREAMED_PROMPTS
+            if chunk.finish_reason is not None and is_shown:
+                progress.console.print(line, "\n")
+
+        rows = measurement.run_demo(arms, config, on_chunk=on_chunk, on_prompt=on_prompt)
+        progress.update(task, completed=len(config.prompts))
+    return rows
+
+
+def _marked(llm: Any, chunk: Chunk) -> Text:
+    """A chunk's text with the share that came from accepted drafts marked."""
+    accepted = llm.tokenizer.decode(chunk.token_ids[: chunk.num_accepted_draft_tokens])
+    shown = Text(chunk.text)
+    shown.stylize(ACCEPTED_STYLE, 0, min(len(accepted), len(chunk.text)))
+    return shown
+
+
+def _table(summary: dict[str, Any]) -> Table:
+    table = Table(title="Plain and speculative decoding, same prompts, in turn", show_header=False)
+    labels = {
+        "prompts": "prompts",
+        "identical": "same text",
+        "plain_tokens_per_s": "plain, tokens/s",
+        "speculative_tokens_per_s": "speculative, tokens/s",
+        "speedup": "speedup (decode time)",
+        "num_speculative_tokens": "draft length",
+        "mean_acceptance_length": "mean acceptance length",
+        "acceptance_outside_repeats": "… outside repeats",
+        "kernel_gain": "plain, our kernels over torch",
+        "plain_prefill_s": "prefill, plain, s",
+        "speculative_prefill_s": "prefill, speculative, s",
+    }
+    for key, label in labels.items():
+        value = summary[key]
+        shown = "–" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+        table.add_row(label, "yes" if value is True else "NO" if value is False else shown)
+    return table

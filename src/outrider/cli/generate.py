@@ -1,0 +1,71 @@
+"""`outrider generate`: continue one prompt."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from outrider.cli import options
+from outrider.cli.output import emit_json, progress_line
+from outrider.core import SamplingParams
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue. The embedded default is a pretrained model: no chat.")],
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to write.")] = 128,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Same text with and without drafting, at temperature > 0.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End where this text appears; may be given several times.")] = None,
+    num_speculative_tokens: options.DraftLength = None,
+    no_drafter: options.NoDrafter = False,
+    drafter: options.Drafter = "auto",
+    target: options.Target = None,
+    context_length: options.ContextLength = 2048,
+    kernels: options.Kernels = "auto",
+    device: options.Device = "auto",
+    as_json: options.Json = False,
+) -> None:
+    """Continue a prompt and print the text as it is written."""
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop_strings=tuple(stop or ()),
+        num_speculative_tokens=num_speculative_tokens,
+    )
+    import outrider
+
+    llm = outrider.load(
+        target,
+        drafter=None if no_drafter else drafter,
+        config=outrider.EngineConfig(context_length=context_length, max_seats=1),
+        kernels=kernels,
+        device=device,
+        progress=progress_line,
+    )
+    if as_json:
+        emit_json(_as_json(llm, prompt, params))
+        return
+    for chunk in llm.stream(prompt, params):
+        sys.stdout.write(chunk.text)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def _as_json(llm: Any, prompt: str, params: SamplingParams) -> dict[str, Any]:
+    result = llm.generate([prompt], params)[0]
+    return {
+        **asdict(result),
+        "target_kernels": llm.kernels_name,
+        "drafter": llm.drafter_name,
+        "sampling": asdict(params),
+    }

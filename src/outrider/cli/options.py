@@ -1,0 +1,22 @@
+"""Options that several commands share, each written once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Target = Annotated[str | None, typer.Option(help="A GGUF file or a directory; the embedded default if left out.")]
+Drafter = Annotated[str, typer.Option(help="A drafter directory; 'auto' is the one shipped for the embedded default.")]
+NoDrafter = Annotated[bool, typer.Option("--no-drafter", help="Decode plainly.")]
+DraftLength = Annotated[
+    int | None, typer.Option("--num-speculative-tokens", "-n", help="Draft length; the drafter's own if left out.")
+]
+Kernels = Annotated[str, typer.Option(help="auto, cpu (compiled) or torch (plain products).")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+ContextLength = Annotated[int, typer.Option(help="Most tokens of prompt and answer together.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
+TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens that reach this probability.")]
+MinP = Annotated[float, typer.Option(help="Keep tokens with this share of the likeliest one's probability.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")]
