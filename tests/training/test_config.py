@@ -19,9 +19,10 @@ def edited(path: Path, old: str, new: str) -> Path:
     return path
 
 
-def test_the_shipped_recipe_loads() -> None:
-    recipe = load_recipe(SHIPPED)
-    assert recipe.name == SHIPPED.stem
+@pytest.mark.parametrize("path", sorted(SHIPPED.parent.glob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_recipes_load(path: Path) -> None:
+    recipe = load_recipe(path)
+    assert path.stem.startswith(recipe.name)
     assert 1 <= recipe.num_speculative_tokens < recipe.drafter.block_size
     assert isinstance(recipe.drafter.target_layer_ids, tuple)
     hash(recipe)  # frozen through and through

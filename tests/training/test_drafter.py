@@ -69,6 +69,13 @@ def test_blocks_do_not_see_each_other(taps: Tensor, embeds: Tensor) -> None:
         torch.testing.assert_close(alone[:, 0], before[:, block], atol=1e-5, rtol=1e-5)
 
 
+@torch.no_grad()
+def test_a_short_causal_block_is_the_beginning_of_the_whole_one(taps: Tensor, embeds: Tensor) -> None:
+    drafter = model(sliding_window=5)
+    short = drafter(taps, ANCHORS, embeds[:, :, :3])
+    torch.testing.assert_close(short, drafter(taps, ANCHORS, embeds)[:, :, :2], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("is_causal", [True, False])
 @torch.no_grad()
 def test_a_causal_block_does_not_see_later_slots(taps: Tensor, embeds: Tensor, is_causal: bool) -> None:

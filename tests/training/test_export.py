@@ -66,9 +66,9 @@ def test_the_engine_drafts_what_the_trainer_trained(tmp_path: Path, is_causal: b
     token_ids = tiny.text(1, num_positions=NUM_POSITIONS).token_ids.long()
     runner = GridRunner(trainer.target, num_sequences=1, num_positions=NUM_POSITIONS)
     taps = runner.taps(token_ids, trainer.recipe.drafter.target_layer_ids)
-    before = trainer.draft_logits(taps, token_ids, ANCHORS)[0]
+    before = trainer.draft_logits(taps, token_ids, ANCHORS, block_size=4)[0]
     load_back(trainer, tmp_path / "tiny" / "model.safetensors")
-    trained = trainer.draft_logits(taps, token_ids, ANCHORS)[0]
+    trained = trainer.draft_logits(taps, token_ids, ANCHORS, block_size=4)[0]
     serving = tiny.target(kernels=TorchKernels(torch.float32), norm_offset=1.0)
     loaded = load_drafter(tmp_path / "tiny", serving, target_name="tiny", context_length=NUM_POSITIONS)
     served = served_logits(loaded, taps[0], token_ids[0], ANCHORS[0])

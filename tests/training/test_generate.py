@@ -59,7 +59,7 @@ def write(runner: GridRunner, prompts: torch.Tensor) -> Write:
 def probs_of(runner: GridRunner, text: TextBatch) -> torch.Tensor:
     """The target's probabilities for the token AT positions 1 .., [S, P - 1, V], recomputed."""
     token_ids = text.token_ids.long()
-    steps = [runner.step(token_ids[:, p], p) for p in range(token_ids.shape[1] - 1)]
+    steps = [runner.step(token_ids[:, p], p)[0] for p in range(token_ids.shape[1] - 1)]
     return torch.stack(steps, dim=1).softmax(dim=-1)
 
 
@@ -109,6 +109,19 @@ def test_soft_targets_are_the_targets_own_unfiltered_probabilities(
     torch.testing.assert_close(text.candidate_probs[:, 1:].float(), kept, atol=1e-3, rtol=1e-2)
     top = probs.topk(OPTIONS.num_soft_candidates, dim=-1).values
     torch.testing.assert_close(kept, top, atol=1e-5, rtol=1e-4)
+
+
+def test_kept_taps_are_those_of_the_whole_text(runner: GridRunner, prompts: torch.Tensor) -> None:
+    ends = (tiny.EOS_ID,)
+    text = generate_batch(
+        runner, prompts, LENGTHS, kind=TextKind.SAMPLED, config=OPTIONS, end_token_ids=ends, tap_layers=(0, 2)
+    )
+    assert text.taps is not None
+    assert text.taps.dtype == torch.bfloat16  # the hidden states of Gemma's <bos> overflow float16
+    whole = runner.taps(text.token_ids, (0, 2))
+    torch.testing.assert_close(text.taps[:, :-1].float(), whole[:, :-1], atol=1e-2, rtol=1e-2)
+    assert text.taps.shape == whole.shape
+    assert not text.taps[:, -1].any()  # no anchor has the last position in its context
 
 
 def test_filtered_text_stays_inside_its_filters(runner: GridRunner, write: Write) -> None:

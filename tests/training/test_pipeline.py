@@ -66,6 +66,22 @@ def test_text_of_another_target_is_refused(run: Path, tmp_path: Path) -> None:
         train_drafters(other, [tiny.recipe()], run / "data.pt", tmp_path, device=CPU, progress=lambda line: None)
 
 
+def test_taps_kept_with_the_text_train_the_same_drafter(run: Path, tmp_path: Path) -> None:
+    """Whatever the order in which the drafter reads its layers; text with taps of other layers is refused."""
+    base = tiny.recipe(drafter={"target_layer_ids": (2, 0)})
+    keeping = replace(base, generate=replace(tiny.GENERATE, keep_taps=True))
+    losses = []
+    for recipe in (base, keeping):
+        data = tmp_path / "data.pt"
+        make_text(run / "target", recipe, data, device=CPU, progress=lambda line: None)
+        records = train_drafters(run / "target", [recipe], data, tmp_path, device=CPU, progress=lambda line: None)
+        losses.append([row["loss"] for row in records["tiny"]["log"]])
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+    other = replace(keeping, drafter=replace(keeping.drafter, target_layer_ids=(1, 2)))
+    with pytest.raises(ConfigError, match=r"holds taps of layers \[0, 2\], but the recipes read \[1, 2\]"):
+        train_drafters(run / "target", [other], data, tmp_path, device=CPU, progress=lambda line: None)
+
+
 def test_recipes_that_do_not_go_together_are_refused(run: Path, tmp_path: Path) -> None:
     one = tiny.recipe(name="one")
     others = [

@@ -70,7 +70,7 @@ def test_greedy_cycles_are_those_of_drafting_one_block_at_a_time(trainer: Traine
     layers = trainer.recipe.drafter.target_layer_ids
 
     def draft(anchor: int) -> list[int]:
-        logits = trainer.draft_logits(runner.taps(token_ids, layers), token_ids, torch.tensor([[anchor]]))
+        logits = trainer.draft_logits(runner.taps(token_ids, layers), token_ids, torch.tensor([[anchor]]), block_size=4)
         drafted: list[int] = trainer.draft_to_target[logits[0, 0].argmax(dim=-1)].tolist()
         return drafted
 

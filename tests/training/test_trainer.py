@@ -14,6 +14,7 @@ from outrider.training.dataset import BlockDataset, inside_repeats
 from outrider.training.generate import TextKind
 from outrider.training.trainer import (
     Trainer,
+    all_tap_layers,
     choose_vocabulary,
     learning_rate_factor,
     make_optimizers,
@@ -68,7 +69,7 @@ def test_steps_lower_the_loss_and_leave_the_target_alone(optimizer: str, kind: T
     frozen = trainer.target.embedding.clone()
     text = tiny.text(kind=kind)
     taps = runner_of(trainer).taps(text.token_ids.long(), trainer.recipe.drafter.target_layer_ids)
-    batch = trainer.blocks(text)
+    batch = trainer.blocks(text, 0)
     losses = [trainer.step(taps, batch).loss.item() for _ in range(25)]
     assert losses[-1] < 0.8 * losses[0]
     assert torch.equal(trainer.target.embedding, frozen)
@@ -81,18 +82,31 @@ def test_text_without_a_supervised_token_changes_nothing() -> None:
     text.first_label = torch.full_like(text.first_label, 99)
     taps = runner_of(trainer).taps(text.token_ids.long(), trainer.recipe.drafter.target_layer_ids)
     before = [parameter.clone() for parameter in trainer.model.parameters()]
-    assert trainer.step(taps, trainer.blocks(text)).loss.item() == 0.0
+    assert trainer.step(taps, trainer.blocks(text, 0)).loss.item() == 0.0
     assert all(torch.equal(one, two) for one, two in zip(before, trainer.model.parameters(), strict=True))
 
 
 def test_anchors_inside_repeats_are_rarer() -> None:
     text = tiny.text(200)
     text.token_ids = (torch.arange(20) % 6).int().expand(200, -1).contiguous()  # a repeat from position 9 on
-    anchors = tiny.trainer(tiny.recipe(optimize={"max_anchors": 1})).blocks(text).anchors
+    anchors = tiny.trainer(tiny.recipe(optimize={"max_anchors": 1})).blocks(text, 0).anchors
     repeats = inside_repeats(text.token_ids)[0]
     num_inside, num_outside = int(repeats[4:19].sum()), int((~repeats)[4:19].sum())
     share = repeats[anchors].float().mean().item()
     assert share == pytest.approx(0.25 * num_inside / (0.25 * num_inside + num_outside), abs=0.12)
+
+
+def test_most_steps_train_the_first_slots_only() -> None:
+    trainer = tiny.trainer(tiny.recipe(optimize={"full_block_every_steps": 3, "num_short_slots": 2}))
+    text = tiny.text()
+    assert [trainer.blocks(text, step).label_ids.shape[2] for step in range(4)] == [3, 1, 1, 3]
+    taps = runner_of(trainer).taps(text.token_ids, trainer.recipe.drafter.target_layer_ids)
+    assert len(trainer.step(taps, trainer.blocks(text, 1)).acceptance_by_slot) == 1
+
+
+def test_tap_layers_of_several_recipes_are_joined_in_order() -> None:
+    recipes = [tiny.recipe(drafter={"target_layer_ids": ids}) for ids in ((2, 0), (1, 2))]
+    assert all_tap_layers(recipes) == (0, 1, 2)
 
 
 def test_taps_are_selected_by_layer_in_the_recipes_order() -> None:

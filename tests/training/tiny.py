@@ -117,6 +117,7 @@ GENERATE = GenerateConfig(
     max_sampled_prefix_tokens=4,
     max_opening_tokens=6,
     num_soft_candidates=8,
+    keep_taps=False,
 )
 SHAPE = DrafterShape(
     num_layers=2,
@@ -146,6 +147,8 @@ OPTIMIZE = OptimizeConfig(
     cross_entropy_weight=0.3,
     total_variation_weight=1.0,
     num_held_out_sequences=3,
+    num_short_slots=3,
+    full_block_every_steps=1,
 )
 
 
