@@ -150,7 +150,7 @@ def test_draws_follow_the_probabilities(kind: TextKind, expected: list[float]) -
     num_draws = 20_000
     probs = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).expand(num_draws, -1)
     options = replace(OPTIONS, filtered_top_k=3, filtered_top_p=0.7)
-    drawn = choose(probs, kind=kind, greedy_rows=torch.ones(num_draws, dtype=torch.bool), config=options)
+    drawn = choose(probs, kind=kind, config=options)
     assert (torch.bincount(drawn, minlength=4) / num_draws).tolist() == pytest.approx(expected, abs=0.016)
 
 
