@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,10 +21,9 @@ from outrider.models.gemma import GemmaTarget
 from outrider.models.registry import load_drafter, load_target, target_config
 from outrider.tokenizer import Tokenizer
 from outrider.weights.loader import load_checkpoint
-from outrider.weights.locate import embedded_drafter, locate_target
+from outrider.weights.locate import EMBEDDED_NAME, embedded_drafter, locate_target
 
 CUDA_ROWS_PER_PASS = 16
-logger = logging.getLogger(__name__)
 
 
 class LLM:
@@ -31,6 +31,7 @@ class LLM:
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
         self.engine, self.tokenizer = engine, tokenizer
+        self._unread: dict[int, deque[Chunk]] = {}  # of open streams: any of them may run the cycle that serves all
 
     @property
     def drafter_name(self) -> str | None:
@@ -54,18 +55,32 @@ class LLM:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; text gets a begin token, ids are taken as they are."""
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) and prompt else list(prompt)  # type: ignore[arg-type]
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt) if prompt else []
+        return list(prompt)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
-        """Yield what each cycle adds; leaving the loop early drops the request."""
+        """Yield what each cycle adds; leaving the loop early drops the request. Several streams may be read in turn."""
         request = self.engine.add(self.encode(prompt), params or SamplingParams())
+        unread = self._unread[request.index] = deque()
         try:
-            while request.finish_reason is None:
-                yield from (chunk for chunk in self.engine.step() if chunk.request_index == request.index)
+            while unread or request.finish_reason is None:
+                if not unread:
+                    self._step()
+                while unread:
+                    yield unread.popleft()
         finally:
+            del self._unread[request.index]
             if request.finish_reason is None:
                 self.engine.abort(request)
         self._raise_if_failed([request])
+
+    def _step(self) -> list[Chunk]:
+        chunks = self.engine.step()
+        for chunk in chunks:
+            if chunk.request_index in self._unread:
+                self._unread[chunk.request_index].append(chunk)
+        return chunks
 
     def generate(self, prompts: Sequence[Prompt], params: SamplingParams | None = None) -> list[Generation]:
         """Answer every prompt, several at a time; results in the order of the prompts."""
@@ -77,7 +92,7 @@ class LLM:
             requests += [self.engine.add(ids, params or SamplingParams()) for ids in encoded]
             clock = _Clock(requests)
             while any(request.finish_reason is None for request in requests):
-                clock.note(self.engine.step())
+                clock.note(self._step())
         finally:
             for request in requests:
                 if request.finish_reason is None:
@@ -128,6 +143,8 @@ def resolve_device(name: str) -> torch.device:
     """'auto' is CUDA where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise ConfigError(f"device={name!r} is not known. Use 'auto', 'cpu' or 'cuda'.")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError("device='cuda', but torch sees no CUDA device. Use device='cpu'.")
     return torch.device(name)
@@ -135,8 +152,6 @@ def resolve_device(name: str) -> torch.device:
 
 def resolve_config(config: EngineConfig, *, device: torch.device, max_positions: int) -> EngineConfig:
     """Fit a config to the device: CUDA is exact through constant shapes, one request at a time."""
-    from dataclasses import replace
-
     if config.context_length > max_positions:
         raise ConfigError(f"context_length={config.context_length}, but the target knows {max_positions} positions.")
     if device.type == "cuda":
@@ -171,7 +186,7 @@ def load(
         context_length=engine_config.context_length,
     )
     tokenizer = Tokenizer.from_file(checkpoint.tokenizer_path)
-    path = drafter_path(drafter, is_embedded=target is None)
+    path = drafter_path(drafter, is_embedded=target in (None, EMBEDDED_NAME))
     proposer = None if path is None else load_proposer(path, model, engine_config, target_name=checkpoint.source.name)
     return LLM(make_engine(model, proposer, tokenizer, engine_config), tokenizer)
 

@@ -71,7 +71,9 @@ class PackedRows:
 def pack_rows(batch: CycleBatch, draft_token_ids: Tensor, *, rows_per_pass: int | None) -> PackedRows:
     """Lay out anchor and drafts int64 [Q, K] as rows; `rows_per_pass` pads with spare rows to a constant count."""
     device, width = batch.seats.device, draft_token_ids.shape[1] + 1
-    owners, slots, row_index = [], [], []
+    owners: list[int] = []
+    slots: list[int] = []
+    row_index: list[list[int]] = []
     for owner, length in enumerate(batch.host_lengths):
         row_index.append([len(owners) + min(slot, length) for slot in range(width)])
         owners += [owner] * (length + 1)

@@ -69,7 +69,7 @@ def accept(batch: CycleBatch, draft: DraftBlock, logits: Tensor, row_index: Tens
 
 
 def match_choices(batch: CycleBatch, request: int, logits: Tensor) -> Tensor:
-    """The target's own samples for each row [K + 1, V] of a seeded request: noise depends on seed and position alone."""
+    """The target's own sample for each row [K + 1, V] of a seeded request; noise depends on seed and position alone."""
     params, seed, anchor = batch.params[request], batch.noise_seeds[request], batch.host_positions[request]
     choices = []
     for slot, row in enumerate(logits[: batch.host_lengths[request] + 1]):

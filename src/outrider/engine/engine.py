@@ -17,7 +17,7 @@ from outrider.engine.cycle import CycleResult, accept, run_cycle
 from outrider.engine.proposer import Proposer
 from outrider.engine.rejection import point_mass_block
 from outrider.engine.state import RequestState
-from outrider.errors import ConfigError, EngineFault, RequestError
+from outrider.errors import ConfigError, RequestError
 from outrider.models.attention import LayerCache, Rows
 from outrider.models.gemma import GemmaTarget
 from outrider.tokenizer import IncrementalDecoder, Tokenizer
@@ -39,6 +39,16 @@ class EngineConfig:
     """Prompt tokens a pass."""
     rows_per_pass: int | None = None
     """Pad every pass to this many rows, so that a row is always computed in the same shape (CUDA, design §4.2)."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no request fits in."""
+        for name, low in (("context_length", 2), ("max_seats", 1), ("prefill_rows", 1)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name}={getattr(self, name)} is too small. Give at least {low}.")
+        for name, low in (("num_speculative_tokens", 0), ("rows_per_pass", 1)):
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ConfigError(f"{name}={value} is too small. Give at least {low}, or None.")
 
     @property
     def max_rows(self) -> int:
@@ -96,20 +106,24 @@ class Engine:
             noise_seed=noise_seed,
             draft_length=self._draft_length(params),
             num_tokens_left=room if params.max_tokens is None else min(room, params.max_tokens),
-            stop_token_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_token_ids),
+            stop_token_ids=self._stop_token_ids(params),
             decoder=IncrementalDecoder(self.tokenizer) if self.tokenizer else None,
         )
         self.num_added += 1
         self.waiting.append(request)
         return request
 
+    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
+        asked = frozenset(params.stop_token_ids)
+        return asked if params.ignore_eos else asked | self.end_token_ids
+
     def _check_prompt(self, prompt: tuple[int, ...]) -> None:
         if not prompt:
             raise RequestError("the prompt is empty. Give at least one token of text.")
         if len(prompt) >= self.config.context_length:
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but the context holds {self.config.context_length} with at least "
-                "one for the answer. Shorten it, or raise context_length."
+                f"the prompt has {len(prompt)} tokens, but the context holds {self.config.context_length} with at "
+                "least one for the answer. Shorten it, or raise context_length."
             )
         vocab_size = self.target.config.vocab_size
         if min(prompt) < 0 or max(prompt) >= vocab_size:
@@ -144,7 +158,12 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Chunk]:
-        """Prefill one waiting request if a seat is free, else advance all running ones by a cycle."""
+        """Prefill one waiting request if a seat is free, else advance all running ones by a cycle.
+
+        A request whose logits are not finite ends with finish reason "error"; the others go on.
+        """
+        if not self.has_work:
+            return []
         started = time.perf_counter()
         if self.waiting and len(self.running) < self.config.max_seats:
             chunks = [self._prefill(self.waiting.popleft())]
@@ -170,8 +189,7 @@ class Engine:
         nothing = point_mass_block(batch.seats.new_empty(1, 0), logits.dtype)
         verdict, is_finite = accept(batch, nothing, logits, batch.seats.new_zeros(1, 1))
         if not bool(is_finite):
-            request.finish_reason = "error"
-            raise EngineFault(f"request {request.index}: the target's logits are not finite after the prompt.")
+            return request.fail()
         self.running.append(request)
         return request.append(verdict.target_token_ids.tolist(), num_accepted_tokens=0)
 
@@ -188,8 +206,9 @@ class Engine:
                 self.proposer.commit(output.taps, rows.seats, rows.positions)
             last = output.hidden
         end = (len(prompt) - 1) % step
-        # With constant shapes the head, too, always sees the same number of rows.
-        return self.target.logits(last)[end : end + 1] if self.config.rows_per_pass else self.target.logits(last[end : end + 1])
+        if self.config.rows_per_pass:  # with constant shapes the head, too, always sees the same number of rows
+            return self.target.logits(last)[end : end + 1]
+        return self.target.logits(last[end : end + 1])
 
     def _prompt_rows(self, token_ids: Tensor, start: int, seat: int) -> Rows:
         count, num_spare = len(token_ids), max(0, (self.config.rows_per_pass or 0) - len(token_ids))
@@ -217,8 +236,7 @@ class Engine:
         chunks = []
         for i, request in enumerate(self.running):
             if not finite[i]:
-                request.finish_reason = "error"
-                chunks.append(Chunk(request.index, "", (), 0, "error"))
+                chunks.append(request.fail())
                 continue
             accepted, drafted = num_accepted[i], batch.host_lengths[i]
             if drafted > 0:

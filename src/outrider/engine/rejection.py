@@ -30,7 +30,8 @@ class DraftBlock(NamedTuple):
 
 def point_mass_block(token_ids: Tensor, dtype: torch.dtype) -> DraftBlock:
     """Deterministic drafts int64 [Q, K]: each was proposed with probability 1."""
-    return DraftBlock(token_ids, token_ids[..., None], torch.ones(*token_ids.shape, 1, dtype=dtype, device=token_ids.device))
+    candidate_ids = token_ids[..., None]
+    return DraftBlock(token_ids, candidate_ids, torch.ones_like(candidate_ids, dtype=dtype))
 
 
 def count_leading(kept: Tensor, draft_lengths: Tensor) -> Tensor:
@@ -67,8 +68,9 @@ def accept_by_rejection(
     num_accepted = count_leading(accept_uniforms * draft_chance < target_chance, draft_lengths)
     request = torch.arange(len(num_accepted), device=num_accepted.device)
     row = target_probs[request, num_accepted]
-    slot = num_accepted.clamp_max(max(0, draft.token_ids.shape[1] - 1))
-    if draft.token_ids.shape[1] == 0:
+    num_drafts = draft.token_ids.shape[1]
+    if num_drafts == 0:
         return num_accepted, row
+    slot = num_accepted.clamp_max(num_drafts - 1)
     residual = residual_probs(row, draft.candidate_ids[request, slot], draft.candidate_probs[request, slot])
     return num_accepted, torch.where((num_accepted < draft_lengths)[:, None], residual, row)

@@ -32,7 +32,7 @@ class NoisePurpose(IntEnum):
 def philox(seed: Tensor, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> list[Tensor]:
     """Four 32-bit words, as int64 tensors, for each 64-bit seed and 128-bit counter (all int64, broadcastable)."""
     key_0, key_1 = seed & LOW_32, (seed >> 32) & LOW_32
-    c_0, c_1, c_2, c_3 = torch.broadcast_tensors(*(word & LOW_32 for word in counter))
+    c_0, c_1, c_2, c_3 = (word & LOW_32 for word in counter)
     for _ in range(PHILOX_ROUNDS):
         # int64 products wrap modulo 2^64, which leaves both halves of the unsigned product intact.
         product_0, product_1 = c_0 * PHILOX_MULTIPLIERS[0], c_2 * PHILOX_MULTIPLIERS[1]

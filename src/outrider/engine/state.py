@@ -67,6 +67,11 @@ class RequestState:
         num_shown = min(num_accepted_tokens, len(taken))
         return Chunk(self.index, shown, tuple(taken), num_shown, self.finish_reason, num_draft_tokens)
 
+    def fail(self) -> Chunk:
+        """End the request because the target's logits were not finite; nothing of the cycle is text."""
+        self.finish_reason = "error"
+        return Chunk(self.index, "", (), 0, "error")
+
     def _take_text(self, token_id: int) -> str:
         """Text that became certain with this token; sets finish_reason at a stop token or string."""
         if token_id in self.stop_token_ids:
@@ -89,7 +94,7 @@ class RequestState:
         return shown
 
     def _flush_text(self) -> str:
-        """What was held back when the request ended; the bytes of an unfinished character may complete a stop string."""
+        """What was held back when the request ended; the bytes of an unfinished character may complete a stop."""
         shown = self._release(self.decoder.flush()) if self.decoder is not None else ""
         rest, self.pending_text = self.pending_text, ""
         return shown + rest
