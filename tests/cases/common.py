@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch
@@ -13,7 +14,8 @@ from outrider.engine.proposer import DFlashProposer
 from outrider.models.attention import LayerCache, Rows, allocate_caches
 from outrider.models.config import LayerSpec
 from outrider.models.dflash import DFlashDrafter
-from outrider.models.gemma import GemmaTarget
+from outrider.models.gemma import GemmaTarget, TargetOutput
+from tests.scripted import TableTarget
 from tests.toy import CPU
 
 
@@ -67,3 +69,32 @@ def toy_proposer(drafter: DFlashDrafter, *, num_seats: int = 1, context_length: 
 def snapshot(caches: Sequence[LayerCache]) -> list[Tensor]:
     """Copies of all keys and values."""
     return [each.clone() for cache in caches for each in cache]
+
+
+class TextTarget(TableTarget):
+    """F5 by position: whatever it reads, it wants the token that `text` has next (0 after its end)."""
+
+    def __init__(self, text: Sequence[int], *, vocab_size: int = 272) -> None:
+        wanted = torch.tensor([*text[1:], *[0] * 128])
+        super().__init__(functional.one_hot(wanted, vocab_size) * 20.0)
+        self.config.vocab_size = vocab_size
+
+    def forward(self, rows: Rows, caches: Sequence[LayerCache], *, tap_layers: Sequence[int] = ()) -> TargetOutput:
+        """Hidden states are positions, [R, 1]."""
+        output = super().forward(rows, caches, tap_layers=tap_layers)
+        return TargetOutput(rows.positions[:, None].to(self.dtype), output.taps)
+
+
+class ByteTokenizer:
+    """F6 as far as engines use it: ids below 256 are ASCII characters, the others are control tokens."""
+
+    vocab_size = 272
+    special_ids = frozenset(range(256, 272))
+    byte_ids: frozenset[int] = frozenset()  # nothing is kept back
+
+    def __init__(self, eos_ids: Sequence[int] = (257,)) -> None:
+        self.eos_ids = tuple(eos_ids)
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Text of token ids."""
+        return "".join(chr(token_id) for token_id in token_ids if token_id < 256)

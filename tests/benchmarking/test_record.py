@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outrider.benchmarking.record import make_record, write_record
+from outrider.benchmarking.workloads import TEST
+
+
+def test_record_carries_environment_and_raw_rows_and_is_never_overwritten(tmp_path: Path) -> None:
+    record = make_record("demo", workload=TEST, arms=[{"name": "plain"}], rows=[{"x": 1}], summary={"speedup": 1.5})
+    path = tmp_path / "results" / "one.json"
+    write_record(record, path)
+    read = json.loads(path.read_text())
+    assert read["workload"] == {"name": TEST.name, "sha256": TEST.sha256}
+    assert read["rows"] == [{"x": 1}]
+    assert read["environment"]["python"]
+    with pytest.raises(FileExistsError):
+        write_record(record, path)

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from outrider.cli.main import main
+
+
+def test_help_names_every_command() -> None:
+    command = [sys.executable, "-m", "outrider.cli.main", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert shown.returncode == 0
+    for name in ("demo", "generate", "doctor", "train"):
+        assert name in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("generate", "Hi", "--temperature", "-1"), "temperature=-1.0"),
+        (("generate", "Hi", "--top-p", "0"), "top_p=0.0"),
+        (("generate", "Hi", "--top-k", "-3"), "top_k=-3"),
+        (("generate", "Hi", "--min-p", "2"), "min_p=2.0"),
+        (("generate", "Hi", "--max-tokens", "0"), "max_tokens=0"),
+        (("generate", "Hi", "--stop", ""), "stop_strings"),
+        (("generate", "Hi", "--target", "/no/such/file.gguf"), "/no/such/file.gguf"),
+        (("generate", "Hi", "--kernels", "gpu"), "gpu"),
+        (("generate", "Hi", "--context-length", "99999999"), "context_length=99999999"),
+        (("demo", "--prompts", "0"), "prompts=0"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["outrider", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capsys.readouterr()
+    assert ended.value.code == 2, shown.err
+    assert named in shown.err
+    assert shown.out == ""
+    assert len([line for line in shown.err.splitlines() if line.startswith("outrider: ")]) == 1

@@ -1,0 +1,118 @@
+"""Acceptance rules: counts on blocks small enough to read, distributions against the exact ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.engine.rejection import (
+    DraftBlock,
+    accept_by_rejection,
+    accept_matching,
+    count_leading,
+    point_mass_block,
+    residual_probs,
+)
+from outrider.engine.sampling import draw
+from tests.statistics import assert_frequencies
+
+NUM_DRAWS = 20_000
+TARGET = torch.tensor([0.25, 0.45, 0.30], dtype=torch.float64)
+
+
+def random_uniforms(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def sampled_block(probs: Tensor, num_drafts: int = 1) -> DraftBlock:
+    """NUM_DRAWS requests whose drafts are drawn from probs [V]."""
+    generator = torch.Generator().manual_seed(1)
+    token_ids = torch.multinomial(probs, NUM_DRAWS * num_drafts, replacement=True, generator=generator)
+    shape = (NUM_DRAWS, num_drafts, len(probs))
+    return DraftBlock(token_ids.view(shape[:2]), torch.arange(len(probs)).expand(shape), probs.expand(shape))
+
+
+def next_tokens(draft: DraftBlock, target: Tensor = TARGET) -> tuple[Tensor, Tensor]:
+    """(num_accepted [Q], tokens [Q, K + 1]: accepted drafts and the target's token, -1 after them)."""
+    num_requests, num_drafts = draft.token_ids.shape
+    lengths = torch.full((num_requests,), num_drafts)
+    probs = target.expand(num_requests, num_drafts + 1, -1)
+    num_accepted, left = accept_by_rejection(draft, probs, lengths, random_uniforms(num_requests, num_drafts, seed=2))
+    added = draw(left, random_uniforms(num_requests, seed=3))
+    slots = torch.arange(num_drafts + 1)
+    tokens = torch.cat([draft.token_ids, added[:, None]], dim=1)
+    tokens = torch.where(slots < num_accepted[:, None], tokens, -1)
+    return num_accepted, torch.where(slots == num_accepted[:, None], added[:, None], tokens)
+
+
+def test_counting_stops_at_the_first_miss_and_at_the_draft_length() -> None:
+    kept = torch.tensor([[True, True, False, True], [True] * 4, [False, True, True, True], [True] * 4])
+    assert count_leading(kept, torch.tensor([4, 2, 4, 0])).tolist() == [2, 2, 0, 0]
+
+
+def test_matching_keeps_equal_drafts_and_adds_the_choice_after_them() -> None:
+    drafts = torch.tensor([[5, 6, 7], [5, 6, 7], [9, 6, 7], [5, 6, 7]])
+    chosen = torch.tensor([[5, 6, 7, 8]] * 4)
+    verdict = accept_matching(drafts, chosen, torch.tensor([3, 1, 3, 0]))
+    assert verdict.num_accepted_tokens.tolist() == [3, 1, 0, 0]
+    assert verdict.target_token_ids.tolist() == [8, 6, 5, 5]
+
+
+def test_point_masses_propose_with_certainty() -> None:
+    block = point_mass_block(torch.tensor([[3, 1]]), torch.float64)
+    assert block.candidate_ids.tolist() == [[[3], [1]]]
+    assert block.candidate_probs.tolist() == [[[1.0], [1.0]]]
+    assert block.candidate_probs.dtype == torch.float64
+
+
+def test_residual_is_what_the_draft_left_of_the_target() -> None:
+    candidate_probs = torch.tensor([[0.5, 0.2, 0.3]], dtype=torch.float64)
+    left = residual_probs(TARGET[None], torch.arange(3)[None], candidate_probs)
+    torch.testing.assert_close(left, torch.tensor([[0.0, 0.25, 0.0]], dtype=torch.float64))
+
+
+def test_residual_of_equal_distributions_is_the_target() -> None:
+    left = residual_probs(TARGET[None], torch.arange(3)[None], TARGET[None])
+    torch.testing.assert_close(left, TARGET[None])
+
+
+@pytest.mark.parametrize(
+    "probs", [(0.5, 0.2, 0.3), (1.0, 0.0, 0.0), (0.25, 0.45, 0.3), (0.0, 0.0, 1.0), (0.05, 0.05, 0.9)]
+)
+def test_every_slot_follows_the_target_whatever_is_drafted(probs: tuple[float, ...]) -> None:
+    draft_probs = torch.tensor(probs, dtype=torch.float64)
+    _, tokens = next_tokens(sampled_block(draft_probs, num_drafts=3))
+    for slot in range(4):
+        reached = tokens[:, slot][tokens[:, slot] >= 0]
+        assert_frequencies(reached.tolist(), TARGET.tolist())
+
+
+def test_the_accept_rate_is_the_overlap_of_both_distributions() -> None:
+    draft_probs = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+    num_accepted, _ = next_tokens(sampled_block(draft_probs))
+    assert_frequencies(num_accepted.tolist(), [0.25, 0.75])  # 0.25 + 0.20 + 0.30 is accepted
+
+
+def test_equal_distributions_accept_everything_and_impossible_drafts_nothing() -> None:
+    num_accepted, _ = next_tokens(sampled_block(TARGET, num_drafts=2))
+    assert (num_accepted == 2).all()
+    point = point_mass_block(torch.zeros(NUM_DRAWS, 2, dtype=torch.int64), torch.float64)
+    impossible = torch.tensor([0.0, 0.6, 0.4], dtype=torch.float64)
+    num_accepted, tokens = next_tokens(point, impossible)
+    assert (num_accepted == 0).all()
+    assert_frequencies(tokens[:, 0].tolist(), impossible.tolist())
+
+
+def test_a_shorter_draft_length_gets_its_token_from_the_row_after_it() -> None:
+    draft = point_mass_block(torch.tensor([[0, 1, 2]]), torch.float64)
+    probs = torch.eye(4, dtype=torch.float64)[None]  # row i is certain of token i
+    num_accepted, left = accept_by_rejection(draft, probs, torch.tensor([1]), torch.full((1, 3), 0.5))
+    assert (num_accepted.tolist(), left.argmax(dim=1).tolist()) == ([1], [1])
+
+
+def test_no_draft_leaves_the_target_alone() -> None:
+    draft = point_mass_block(torch.zeros(1, 0, dtype=torch.int64), torch.float64)
+    num_accepted, left = accept_by_rejection(draft, TARGET[None, None], torch.tensor([0]), torch.zeros(1, 0))
+    assert num_accepted.tolist() == [0]
+    assert torch.equal(left, TARGET[None])

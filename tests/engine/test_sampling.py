@@ -1,0 +1,131 @@
+"""Noise against published vectors, filters against their definitions by sorting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+
+from outrider.core import SamplingParams
+from outrider.engine.sampling import (
+    NoisePurpose,
+    draw,
+    filtered_probs,
+    gumbel_noise,
+    philox,
+    top_p_threshold,
+    uniforms,
+)
+from tests.statistics import assert_frequencies
+
+
+@pytest.mark.parametrize(
+    ("seed", "counter", "words"),
+    [
+        (0, (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        (-1, (0xFFFFFFFF,) * 4, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            0x299F31D0_A4093822,
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+)
+def test_philox_gives_the_published_words(seed: int, counter: tuple[int, ...], words: tuple[int, ...]) -> None:
+    c_0, c_1, c_2, c_3 = (torch.tensor([word]) for word in counter)
+    assert tuple(int(word) for word in philox(torch.tensor([seed]), (c_0, c_1, c_2, c_3))) == words
+
+
+def test_philox_of_many_counters_is_philox_of_each() -> None:
+    seeds, blocks, nothing = torch.tensor([3, -7, 2**62]), torch.arange(3), torch.zeros(3, dtype=torch.int64)
+    together = philox(seeds, (blocks, nothing, nothing, nothing))
+    for i in range(3):
+        alone = philox(seeds[i], (blocks[i], nothing[i], nothing[i], nothing[i]))
+        assert [int(word) for word in alone] == [int(word[i]) for word in together]
+
+
+def test_uniforms_are_uniform_and_differ_by_every_part_of_their_key() -> None:
+    slots = torch.arange(4000)
+    seeds, positions = torch.full_like(slots, 5), torch.full_like(slots, 9)
+    plain = uniforms(seeds, positions, slots, NoisePurpose.ACCEPT)
+    assert stats.kstest(plain.numpy(), "uniform").pvalue > 1e-4
+    others = [
+        uniforms(seeds + 1, positions, slots, NoisePurpose.ACCEPT),
+        uniforms(seeds, positions + 1, slots, NoisePurpose.ACCEPT),
+        uniforms(seeds, positions, slots, NoisePurpose.TARGET),
+        plain.roll(1),
+    ]
+    assert all(not (plain == other).any() for other in others)
+    assert all(abs(torch.corrcoef(torch.stack([plain, other]))[0, 1]) < 0.08 for other in others)
+
+
+def test_gumbel_noise_is_gumbel_and_a_shorter_vocabulary_sees_its_beginning() -> None:
+    noise = gumbel_noise(7, 12, 4001)
+    assert stats.kstest(noise.numpy(), "gumbel_r").pvalue > 1e-4
+    assert torch.equal(gumbel_noise(7, 12, 10), noise[:10])
+    assert not (gumbel_noise(8, 12, 10) == noise[:10]).any()
+    assert not (gumbel_noise(7, 13, 10) == noise[:10]).any()
+
+
+def threshold_by_sorting(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Walk down the sorted probabilities, equal ones together, until their sum reaches top_p."""
+    for value in probs.unique().flip(0):
+        if probs[probs >= value].to(torch.float64).sum() >= top_p:
+            return value
+    return probs.new_zeros(())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("top_p", [1e-9, 0.2, 0.5, 0.9, 0.999])
+def test_top_p_threshold_is_what_sorting_finds(dtype: torch.dtype, top_p: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for size in (1, 2, 17, 300):
+        logits = (3 * torch.randn(size, generator=generator, dtype=dtype)).round(decimals=1)  # rounded: ties
+        probs = logits.softmax(dim=-1)
+        assert torch.equal(probs >= top_p_threshold(probs, top_p), probs >= threshold_by_sorting(probs, top_p))
+
+
+def kept(logits: list[float], **params: float) -> list[int]:
+    probs = filtered_probs(torch.tensor(logits), SamplingParams(**{"temperature": 1.0, **params}))  # type: ignore[arg-type]
+    assert float(probs.sum()) == pytest.approx(1.0)
+    return probs.nonzero().flatten().tolist()
+
+
+def test_filters_keep_what_they_say() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().tolist()
+    assert kept(logits) == [0, 1, 2, 3]
+    assert kept(logits, top_k=2) == [0, 1]
+    assert kept(logits, top_k=9) == [0, 1, 2, 3]
+    assert kept(logits, top_p=0.79) == [0, 1]
+    assert kept(logits, top_p=0.81) == [0, 1, 2]
+    assert kept(logits, top_p=1e-9) == [0]
+    assert kept(logits, min_p=0.29) == [0, 1, 2]
+    assert kept(logits, min_p=1.0) == [0]
+
+
+def test_filters_come_in_order_and_after_the_temperature() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().tolist()
+    assert kept(logits, top_k=2, top_p=0.62) == [0]  # of what top-k left, 0 holds 0.625
+    assert kept(logits, top_p=0.62) == [0, 1]
+    assert kept(logits, temperature=0.5, top_p=0.65) == [0]  # squared and normalised, 0 holds 0.685
+    assert kept(logits, temperature=2.0, min_p=0.5) == [0, 1, 2]
+
+
+def test_ties_are_kept_together() -> None:
+    assert kept([2.0, 1.0, 1.0, 0.0], top_k=2) == [0, 1, 2]
+    assert kept([1.0, 1.0, 0.0], top_p=0.3) == [0, 1]
+    assert kept([1.0, 1.0, 0.0], min_p=1.0) == [0, 1]
+
+
+def test_probabilities_left_are_in_proportion() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64).log()
+    probs = filtered_probs(logits, SamplingParams(temperature=1.0, top_k=2))
+    torch.testing.assert_close(probs, torch.tensor([0.625, 0.375, 0.0, 0.0], dtype=torch.float64))
+
+
+def test_draw_follows_the_probabilities_and_takes_no_impossible_token() -> None:
+    uniform = uniforms(*(torch.arange(20_000) * step for step in (0, 1, 0)), NoisePurpose.TARGET)
+    weights = torch.tensor([0.0, 0.5, 0.0, 1.0, 0.5, 0.0])  # need not sum to 1
+    assert_frequencies(draw(weights.expand(20_000, -1), uniform).tolist(), [0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
+    ends = torch.tensor([2.0**-33, 1.0 - 2.0**-33], dtype=torch.float64)
+    assert draw(weights.expand(2, -1), ends).tolist() == [1, 4]
