@@ -1,0 +1,77 @@
+"""Rows of a verify pass: each request's lie together, spare rows belong to nobody."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.core import SamplingParams
+from outrider.engine.batch import CycleBatch, pack_rows
+from outrider.engine.state import RequestState
+from tests.toy import CPU
+
+
+def make_request(seat: int, prompt: tuple[int, ...], output: list[int], draft_length: int) -> RequestState:
+    return RequestState(
+        index=seat,
+        prompt_token_ids=prompt,
+        params=SamplingParams(),
+        noise_seed=100 + seat,
+        draft_length=draft_length,
+        num_tokens_left=50,
+        stop_token_ids=frozenset(),
+        decoder=None,
+        seat=seat,
+        output_token_ids=output,
+    )
+
+
+@pytest.fixture
+def batch() -> CycleBatch:
+    """Three requests with 2, 0 and 1 drafts in seats 2, 0 and 5."""
+    requests = [
+        make_request(2, (1, 2, 3), [40], 2),
+        make_request(0, (1,), [41, 42], 0),
+        make_request(5, (9, 9), [43, 44, 45], 1),
+    ]
+    return CycleBatch.of(requests, CPU)
+
+
+def test_a_batch_says_where_every_request_stands(batch: CycleBatch) -> None:
+    assert batch.seats.tolist() == [2, 0, 5]
+    assert batch.anchor_token_ids.tolist() == [40, 42, 45]
+    assert batch.anchor_positions.tolist() == list(batch.host_positions) == [3, 2, 4]
+    assert batch.draft_lengths.tolist() == list(batch.host_lengths) == [2, 0, 1]
+    assert batch.noise_seeds == (102, 100, 105)
+
+
+def test_the_end_of_a_prompt_is_a_batch_without_drafts() -> None:
+    batch = CycleBatch.at_prompt_end(make_request(1, (7, 8, 9), [], 4), CPU)
+    assert (batch.host_positions, batch.host_lengths, batch.anchor_token_ids.tolist()) == ((2,), (0,), [9])
+
+
+def test_rows_are_anchor_then_drafts_request_after_request(batch: CycleBatch) -> None:
+    drafts = torch.tensor([[50, 51], [60, 61], [70, 71]])
+    packed = pack_rows(batch, drafts, rows_per_pass=None)
+    assert packed.rows.token_ids.tolist() == [40, 50, 51, 42, 45, 70]
+    assert packed.rows.seats.tolist() == [2, 2, 2, 0, 5, 5]
+    assert packed.rows.positions.tolist() == [3, 4, 5, 2, 4, 5]
+    assert packed.owners.tolist() == [0, 0, 0, 1, 2, 2]
+    assert packed.slots.tolist() == [0, 1, 2, 0, 0, 1]
+    assert packed.row_index.tolist() == [[0, 1, 2], [3, 3, 3], [4, 5, 5]]
+
+
+def test_spare_rows_have_no_seat(batch: CycleBatch) -> None:
+    drafts = torch.tensor([[50, 51], [60, 61], [70, 71]])
+    plain = pack_rows(batch, drafts, rows_per_pass=None)
+    padded = pack_rows(batch, drafts, rows_per_pass=9)
+    assert padded.rows.seats[6:].tolist() == [-1] * 3
+    assert padded.rows.positions[6:].tolist() == [0] * 3
+    assert torch.equal(padded.rows.token_ids[:6], plain.rows.token_ids)
+    assert torch.equal(padded.row_index, plain.row_index)
+
+
+def test_no_draft_is_one_row_each(batch: CycleBatch) -> None:
+    alone = CycleBatch.at_prompt_end(make_request(1, (7, 8, 9), [], 4), CPU)
+    packed = pack_rows(alone, torch.zeros(1, 0, dtype=torch.int64), rows_per_pass=None)
+    assert (packed.rows.token_ids.tolist(), packed.row_index.tolist()) == ([9], [[0]])
