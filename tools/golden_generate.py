@@ -37,7 +37,8 @@ def reference_model(checkpoint: Checkpoint) -> Any:
         values = weight.dequantize(torch.float32)
         state[name] = values - (1.0 - checkpoint.norm_offset) if values.dim() == 1 else values
     missing = model.load_state_dict(state, strict=False)
-    assert missing.missing_keys in ([], ["lm_head.weight"]) and not missing.unexpected_keys, missing
+    assert missing.missing_keys in ([], ["lm_head.weight"]), missing
+    assert not missing.unexpected_keys, missing
     model.tie_weights()
     return model
 

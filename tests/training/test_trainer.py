@@ -134,3 +134,24 @@ def test_drafters_trained_side_by_side_are_those_trained_alone() -> None:
     together = fitted({"one", "two"})
     for name in together:
         torch.testing.assert_close(fitted({name})[name], together[name], atol=1e-5, rtol=1e-4)
+
+
+def test_the_teacher_is_the_target_itself_at_the_position_of_each_draft() -> None:
+    recipe = tiny.recipe()
+    last = len(tiny.trainer(recipe).target.config.layers) - 1
+    layers = (0, last)
+    shaped = dataclasses.replace(
+        recipe,
+        drafter=dataclasses.replace(recipe.drafter, target_layer_ids=layers),
+        optimize=dataclasses.replace(recipe.optimize, distillation_weight=1.0),
+    )
+    trainer = tiny.trainer(shaped)
+    runner = runner_of(trainer)
+    token_ids = torch.randint(5, tiny.VOCAB, (2, 12), generator=torch.Generator().manual_seed(3))
+    taps, anchors = runner.taps(token_ids, layers), torch.tensor([[4, 6], [2, 7]])
+    probs = trainer.teacher_probs(taps, anchors, num_labels=3)
+    size = trainer.target.config.hidden_size
+    logits = trainer.target.logits(taps[0, :, size:])[:, trainer.draft_to_target]  # of the token after each position
+    torch.testing.assert_close(probs[0, 1, 2], logits[6 + 2].softmax(dim=-1), atol=1e-5, rtol=1e-4)
+    with pytest.raises(ConfigError, match="distillation_weight"):
+        tiny.trainer(dataclasses.replace(shaped, drafter=dataclasses.replace(shaped.drafter, target_layer_ids=(0,))))

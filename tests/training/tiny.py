@@ -145,6 +145,7 @@ OPTIMIZE = OptimizeConfig(
     clip_norm=1.0,
     position_decay=3.0,
     cross_entropy_weight=0.3,
+    distillation_weight=0.0,
     total_variation_weight=1.0,
     num_held_out_sequences=3,
     num_short_slots=3,

@@ -104,7 +104,11 @@ def run_torch(
     """The torch arm on a prompt that ours has just decoded."""
     on_prompt(index, TORCH, prompt)
     params = replace(config.params, max_tokens=min(TORCH_TOKENS, config.params.max_tokens or TORCH_TOKENS))
-    return run_prompt(arms[TORCH], TORCH, index, prompt, params, lambda arm, chunk: None)
+    return run_prompt(arms[TORCH], TORCH, index, prompt, params, _ignore_chunk)
+
+
+def _ignore_chunk(arm: str, chunk: Chunk) -> None:
+    del arm, chunk
 
 
 def summarize(rows: Sequence[Row], config: DemoConfig) -> dict[str, Any]:

@@ -14,14 +14,18 @@ from outrider.core import SamplingParams
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue. The embedded default is a pretrained model: no chat.")],
+    prompt: Annotated[
+        str, typer.Argument(help="Text to continue. The embedded default is a pretrained model: no chat.")
+    ],
     max_tokens: Annotated[int, typer.Option(help="Most tokens to write.")] = 128,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     seed: Annotated[int | None, typer.Option(help="Same text with and without drafting, at temperature > 0.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End where this text appears; may be given several times.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End where this text appears; may be given several times.")
+    ] = None,
     num_speculative_tokens: options.DraftLength = None,
     no_drafter: options.NoDrafter = False,
     drafter: options.Drafter = "auto",

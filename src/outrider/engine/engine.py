@@ -88,6 +88,11 @@ class Engine:
             raise ConfigError(
                 f"num_speculative_tokens={asked}, but drafter {self.proposer.name} drafts at most {limit}. Lower it."
             )
+        if self.proposer is not None and limit + 1 > self.config.max_rows:
+            raise ConfigError(
+                f"prefill_rows={self.config.prefill_rows}, but a block of {self.proposer.name} has {limit + 1} rows, "
+                "and windows keep room for prefill_rows only. Raise it."
+            )
         if self.config.rows_per_pass is not None and self.config.max_seats != 1:
             raise ConfigError("rows_per_pass needs max_seats=1: constant shapes are exact for one request at a time.")
         if self.config.rows_per_pass is not None and limit + 1 > self.config.rows_per_pass:

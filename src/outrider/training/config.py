@@ -64,6 +64,7 @@ class OptimizeConfig:
     position_decay: float  # slot k weighs exp(-(k - 1) / position_decay)
     cross_entropy_weight: float
     total_variation_weight: float
+    distillation_weight: float  # cross-entropy against the target's whole distribution; needs its last layer tapped
     num_held_out_sequences: int
     num_short_slots: int  # most steps train a block's first slots only, ...
     full_block_every_steps: int  # ... every n-th step the whole block; 1 trains the whole block always

@@ -63,18 +63,21 @@ def block_loss(
     decay: float,
     cross_entropy_weight: float,
     total_variation_weight: float,
+    distillation: Tensor | None = None,
 ) -> BlockLoss:
     """Cross-entropy and total variation against the target's likeliest candidates.
 
     logits [B, K', Vd], draft_ids int64 [B, K', C] (-1: outside the draft vocabulary), target_probs [B, K', C],
     mask bool [B, K']. 1 - total variation is the acceptance probability of rejection sampling; for a point mass (greedy
-    text) it is the probability of the label. Averages are over the summed weights of supervised slots.
+    text) it is the probability of the label. `distillation` [B, K'] is added as it is. Averages are over the summed weights of supervised slots.
     """
     log_probs = candidate_log_probs(logits, draft_ids)
     known = draft_ids >= 0
     overlap = torch.minimum(log_probs.exp(), target_probs).sum(dim=-1)  # [B, K']
     cross_entropy = -(target_probs * torch.where(known, log_probs, 0.0)).sum(dim=-1)
     per_slot = cross_entropy_weight * cross_entropy + total_variation_weight * (1.0 - overlap)
+    if distillation is not None:
+        per_slot = per_slot + distillation
     weights = mask * position_weights(mask.shape[-1], decay=decay, device=mask.device)
     loss = (per_slot * weights).sum() / weights.sum().clamp_min(1.0)
     accepted = (overlap.detach() * mask).sum(dim=0) / mask.sum(dim=0).clamp_min(1)

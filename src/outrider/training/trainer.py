@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from outrider.errors import ConfigError
 from outrider.models.dflash import select_rows
 from outrider.models.gemma import GemmaTarget
+from outrider.models.layers import soft_cap
 from outrider.training.capture import GridRunner
 from outrider.training.config import OptimizeConfig, Recipe
 from outrider.training.dataset import (
@@ -71,6 +72,9 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, target: GemmaTarget, token_counts: Tensor) -> None:
         options, shape = recipe.optimize, recipe.drafter
+        last = len(target.config.layers) - 1
+        if options.distillation_weight > 0 and last not in shape.target_layer_ids:
+            raise ConfigError(f"{recipe.name}: distillation_weight needs layer {last} among target_layer_ids.")
         torch.manual_seed(options.seed)
         self.recipe, self.target, self.device = recipe, target, target.device
         self.model = TrainableDFlash(
@@ -109,19 +113,41 @@ class Trainer:
             hidden = self.model(taps, anchors, embeds)
         return nn.functional.linear(hidden.to(self.head.dtype), self.head)
 
+    @torch.no_grad()
+    def teacher_probs(self, taps: Tensor, anchors: Tensor, *, num_labels: int) -> Tensor:
+        """The target's distribution over the draft vocabulary at anchors + 1 .., [S, A, K', Vd], from its last layer."""
+        size, last = self.target.config.hidden_size, len(self.target.config.layers) - 1
+        column = self.recipe.drafter.target_layer_ids.index(last) * size
+        before = anchors[:, :, None] + torch.arange(num_labels, device=self.device)
+        sequence = torch.arange(len(anchors), device=self.device)[:, None, None]
+        hidden = taps[sequence, before.clamp_max(taps.shape[1] - 1), column : column + size]
+        norm, eps = self.target.final_norm, self.target.config.rms_norm_eps
+        normed = nn.functional.rms_norm(hidden.float(), norm.shape, norm.float(), eps)
+        logits = nn.functional.linear(normed.to(self.head.dtype), self.head).float()
+        return soft_cap(logits, self.target.config.final_logit_softcapping).softmax(dim=-1)
+
+    def distillation(self, logits: Tensor, taps: Tensor, anchors: Tensor) -> Tensor:
+        """Weighted cross-entropy of draft logits [S, A, K', Vd] against the target's distribution, [S, A, K']."""
+        probs = self.teacher_probs(taps, anchors, num_labels=logits.shape[2])
+        entropy = nn.functional.cross_entropy(logits.float().flatten(0, 2), probs.flatten(0, 2), reduction="none")
+        return self.recipe.optimize.distillation_weight * entropy.view(logits.shape[:3])
+
     def loss(self, taps: Tensor, batch: BlockBatch) -> BlockLoss:
         """Loss of one batch of blocks."""
         options = self.recipe.optimize
         block_size = batch.label_ids.shape[2] + 1
-        logits = self.draft_logits(taps, batch.token_ids, batch.anchors, block_size=block_size).flatten(0, 1)
+        logits = self.draft_logits(taps, batch.token_ids, batch.anchors, block_size=block_size)
+        is_taught = options.distillation_weight > 0
+        taught = self.distillation(logits, taps, batch.anchors).flatten(0, 1) if is_taught else None
         return block_loss(
-            logits,
+            logits.flatten(0, 1),
             self.target_to_draft[batch.candidate_ids].flatten(0, 1),
             batch.candidate_probs.flatten(0, 1),
             batch.label_mask.flatten(0, 1),
             decay=options.position_decay,
             cross_entropy_weight=options.cross_entropy_weight,
             total_variation_weight=options.total_variation_weight,
+            distillation=taught,
         )
 
     def step(self, taps: Tensor, batch: BlockBatch) -> BlockLoss:

@@ -146,5 +146,7 @@ def embedded_drafter() -> Path:
     """The directory of the drafter shipped for the embedded default."""
     directory = Path(__file__).resolve().parent.parent / "assets" / EMBEDDED_DRAFTER
     if not (directory / "config.json").is_file():
-        raise LocateError(f"the shipped drafter {EMBEDDED_DRAFTER} is missing from this installation. Install outrider again.")
+        raise LocateError(
+            f"the shipped drafter {EMBEDDED_DRAFTER} is missing from this installation. Install outrider again."
+        )
     return directory

@@ -66,10 +66,14 @@ def read_prepared(directory: Path) -> Prepared:
     try:
         facts = json.loads(file.metadata["outrider"])
         tensors = _unflatten(file.tensors(), facts["group_sizes"])
-        prepared = Prepared(facts["config"], tensors, facts["norm_offset"], directory / _TOKENIZER_NAME, facts["source_sha256"])
+        prepared = Prepared(
+            facts["config"], tensors, facts["norm_offset"], directory / _TOKENIZER_NAME, facts["source_sha256"]
+        )
         tokenizer_bytes = facts["tokenizer_bytes"]
     except (KeyError, ValueError) as error:
-        raise WeightsError(f"{file.path} has no config.json beside it and was not prepared by outrider: {error}.") from error
+        raise WeightsError(
+            f"{file.path} has no config.json beside it and was not prepared by outrider: {error}."
+        ) from error
     if not prepared.tokenizer_path.is_file() or prepared.tokenizer_path.stat().st_size != tokenizer_bytes:
         raise WeightsError(f"{prepared.tokenizer_path} is missing or not of {tokenizer_bytes} bytes.")
     return prepared
