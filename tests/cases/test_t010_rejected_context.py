@@ -29,7 +29,7 @@ class ScriptedOverF2(ScriptedProposer):
         self.inner = inner
 
     def propose(self, batch: CycleBatch, draft_length: int) -> DraftBlock:
-        assert 0 <= int(self.inner.propose(batch, draft_length).token_ids.min())
+        assert int(self.inner.propose(batch, draft_length).token_ids.min()) >= 0
         return super().propose(batch, draft_length)
 
     def commit(self, taps: torch.Tensor, seats: torch.Tensor, positions: torch.Tensor) -> None:
