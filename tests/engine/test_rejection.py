@@ -15,7 +15,7 @@ from outrider.engine.rejection import (
     residual_probs,
 )
 from outrider.engine.sampling import draw
-from tests.statistics import assert_frequencies
+from tests.statistics import assert_chi_square, assert_frequencies, sequence_probs
 
 NUM_DRAWS = 20_000
 TARGET = torch.tensor([0.25, 0.45, 0.30], dtype=torch.float64)
@@ -86,6 +86,40 @@ def test_every_slot_follows_the_target_whatever_is_drafted(probs: tuple[float, .
     for slot in range(4):
         reached = tokens[:, slot][tokens[:, slot] >= 0]
         assert_frequencies(reached.tolist(), TARGET.tolist())
+
+
+def first_three_tokens(table: Tensor, draft_rows: Tensor) -> list[tuple[int, ...]]:
+    """NUM_DRAWS texts after token 0, by cycles of two drafts drawn from draft_rows [V, V] by last token."""
+    generator = torch.Generator().manual_seed(4)
+    lengths, requests = torch.zeros(NUM_DRAWS, dtype=torch.int64), torch.arange(NUM_DRAWS)
+    texts = torch.zeros(NUM_DRAWS, 10, dtype=torch.int64)  # token 0, then at most three tokens a cycle
+    for cycle in range(3):
+        anchors = texts[requests, lengths]
+        first = torch.multinomial(draft_rows[anchors], 1, generator=generator)
+        second = torch.multinomial(draft_rows[first[:, 0]], 1, generator=generator)
+        drafts, befores = torch.cat([first, second], dim=1), torch.stack([anchors, first[:, 0]], dim=1)
+        block = DraftBlock(drafts, torch.arange(3).expand(NUM_DRAWS, 2, 3), draft_rows[befores])
+        rows = table[torch.cat([anchors[:, None], drafts], dim=1)]
+        uniform = random_uniforms(NUM_DRAWS, 3, seed=10 + cycle)
+        num_accepted, left = accept_by_rejection(block, rows, torch.full_like(lengths, 2), uniform[:, :2])
+        for slot in range(2):
+            texts[requests, lengths + 1 + slot] = drafts[:, slot]
+        lengths = lengths + num_accepted + 1
+        texts[requests, lengths] = draw(left, uniform[:, 2])
+    return [tuple(text) for text in texts[:, 1:4].tolist()]
+
+
+@pytest.mark.parametrize("adversary", ["random", "constant", "wrong", "own"])
+def test_three_tokens_follow_the_exact_distribution(adversary: str) -> None:
+    table = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.3, 0.6], [0.4, 0.0, 0.6]], dtype=torch.float64)
+    draft_rows = {
+        "random": torch.full_like(table, 1 / 3),
+        "constant": torch.eye(3, dtype=torch.float64)[[1, 1, 1]],
+        "wrong": torch.eye(3, dtype=torch.float64)[table.argmin(dim=1)],
+        "own": table,
+    }[adversary]
+    expected = sequence_probs(table.log(), 0, 3)
+    assert_chi_square(first_three_tokens(table, draft_rows), expected)
 
 
 def test_the_accept_rate_is_the_overlap_of_both_distributions() -> None:
