@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,8 @@ from outrider.weights.loader import load_checkpoint
 from outrider.weights.locate import EMBEDDED_NAME, embedded_drafter, locate_target
 
 CUDA_ROWS_PER_PASS = 16
+
+logger = logging.getLogger(__name__)
 
 
 class LLM:
@@ -89,7 +92,8 @@ class LLM:
         encoded = [self.encode(prompt) for prompt in prompts]
         requests: list[RequestState] = []
         try:
-            requests += [self.engine.add(ids, params or SamplingParams()) for ids in encoded]
+            for ids in encoded:
+                requests.append(self.engine.add(ids, params or SamplingParams()))
             clock = _Clock(requests)
             while any(request.finish_reason is None for request in requests):
                 clock.note(self._step())
@@ -175,6 +179,7 @@ def load(
     """
     place = resolve_device(device)
     dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
+    path = drafter_path(drafter, is_embedded=target in (None, EMBEDDED_NAME))
     checkpoint = load_checkpoint(locate_target(target), progress=progress)
     declared = target_config(checkpoint)
     engine_config = resolve_config(config or EngineConfig(), device=place, max_positions=declared.max_positions)
@@ -186,7 +191,6 @@ def load(
         context_length=engine_config.context_length,
     )
     tokenizer = Tokenizer.from_file(checkpoint.tokenizer_path)
-    path = drafter_path(drafter, is_embedded=target in (None, EMBEDDED_NAME))
     proposer = None if path is None else load_proposer(path, model, engine_config, target_name=checkpoint.source.name)
     return LLM(make_engine(model, proposer, tokenizer, engine_config), tokenizer)
 
@@ -226,5 +230,7 @@ def make_engine(
         dtype=model.dtype,
         device=model.device,
     )
+    if tokenizer is not None and not model.config.eos_token_ids:
+        logger.warning("The model declares no eos_token_id; only the tokenizer's %s end an answer.", tokenizer.eos_ids)
     ends = frozenset(model.config.eos_token_ids) | frozenset(tokenizer.eos_ids if tokenizer else ())
     return Engine(model, caches, proposer, tokenizer, config, ends)
