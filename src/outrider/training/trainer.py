@@ -115,7 +115,7 @@ class Trainer:
 
     @torch.no_grad()
     def teacher_probs(self, taps: Tensor, anchors: Tensor, *, num_labels: int) -> Tensor:
-        """The target's distribution over the draft vocabulary at anchors + 1 .., [S, A, K', Vd], from its last layer."""
+        """The target's distribution over draft ids at anchors + 1 .., [S, A, K', Vd], from its last layer."""
         size, last = self.target.config.hidden_size, len(self.target.config.layers) - 1
         column = self.recipe.drafter.target_layer_ids.index(last) * size
         before = anchors[:, :, None] + torch.arange(num_labels, device=self.device)
