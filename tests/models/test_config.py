@@ -80,7 +80,7 @@ def test_fields_of_gemma3_and_their_defaults() -> None:
     assert config.max_positions == 131_072
     assert config.layers[0].rope == RopeSpec(theta=1e4)
     assert config.layers[2].rope == RopeSpec(theta=1e6)
-    assert gemma3_config(GEMMA3, norm_offset=0.0).eos_token_ids == (1,)
+    assert gemma3_config(GEMMA3, norm_offset=0.0).eos_token_ids == ()
 
 
 def test_listed_layer_types_win_over_the_pattern() -> None:

@@ -129,7 +129,7 @@ def gemma3_config(config: dict[str, Any], *, norm_offset: float) -> TargetConfig
         raise UnsupportedModelError("attn_logit_softcapping is not supported; no released Gemma 3 sets it.")
     if config.get("use_bidirectional_attention"):
         raise UnsupportedModelError("use_bidirectional_attention makes an encoder; only decoders can be served.")
-    eos = config.get("eos_token_id", 1)
+    eos = config.get("eos_token_id", ())
     return TargetConfig(
         model_type="gemma3_text",
         vocab_size=vocab_size,

@@ -14,7 +14,7 @@ from outrider.weights.file_head import read_head
 from outrider.weights.locate import file_sha256
 from outrider.weights.packed import PackedWeight
 from outrider.weights.prepared import Prepared, is_prepared, load_prepared, read_prepared
-from outrider.weights.safetensors_dir import load_safetensors_dir, read_config, weight_files
+from outrider.weights.safetensors_dir import load_safetensors_dir, read_config, read_end_token_ids, weight_files
 
 __all__ = ["Checkpoint", "TensorClaims", "load_checkpoint", "load_safetensors_dir"]
 
@@ -71,8 +71,9 @@ def _load_directory(path: Path) -> Checkpoint:
         supported = ", ".join(_NORM_OFFSETS)
         raise UnsupportedModelError(f"{path / 'config.json'} has model_type {model_type!r}; supported: {supported}.")
     config, tensors = load_safetensors_dir(path)
+    end_token_ids = read_end_token_ids(path)
     return Checkpoint(
-        config,
+        {**config, "eos_token_id": end_token_ids} if end_token_ids else config,
         tensors,
         _NORM_OFFSETS[model_type],
         path / "tokenizer.json",

@@ -45,6 +45,18 @@ def read_config(path: Path) -> dict[str, Any]:
     return _read_json(config_path)
 
 
+def read_end_token_ids(path: Path) -> list[int]:
+    """End tokens that config.json and generation_config.json name together, lowest first; often they differ."""
+    found: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        declared = _read_json(path / name).get("eos_token_id") if (path / name).is_file() else None
+        token_ids = declared if isinstance(declared, list) else [] if declared is None else [declared]
+        if not all(isinstance(token_id, int) and token_id >= 0 for token_id in token_ids):
+            raise WeightsError(f"{path / name} has eos_token_id {declared!r}; expected a token id or a list of them.")
+        found.update(token_ids)
+    return sorted(found)
+
+
 def weight_files(path: Path) -> list[Path]:
     """The safetensors files of a directory, as its index lists them; a shard that is not there is an error."""
     if (path / INDEX_NAME).is_file():
