@@ -17,7 +17,8 @@ KEYS = {
 
 @pytest.fixture(autouse=True)
 def _loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.load", lambda *_, **__: embedded_llm(), raising=False)
+    llm = embedded_llm()  # before load is replaced
+    monkeypatch.setattr("outrider.load", lambda *_, **__: llm, raising=False)
 
 
 def test_json_has_the_promised_keys_and_a_record_is_kept(tmp_path: Path) -> None:

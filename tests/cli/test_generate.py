@@ -32,7 +32,8 @@ def test_greedy_text_equals_transformers(is_drafting: bool) -> None:
 
 
 def test_command_prints_one_json_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.load", lambda *_, **__: embedded_llm(), raising=False)
+    llm = embedded_llm()  # before load is replaced
+    monkeypatch.setattr("outrider.load", lambda *_, **__: llm, raising=False)
     case: dict[str, Any] = FIXTURE["cases"][0]
     shown = CliRunner().invoke(app, ["generate", case["prompt"], "--max-tokens", "16", "--json"])
     assert shown.exit_code == 0, shown.output
@@ -42,7 +43,8 @@ def test_command_prints_one_json_object(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_command_streams_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.load", lambda *_, **__: embedded_llm(), raising=False)
+    llm = embedded_llm()  # before load is replaced
+    monkeypatch.setattr("outrider.load", lambda *_, **__: llm, raising=False)
     case = FIXTURE["cases"][0]
     shown = CliRunner().invoke(app, ["generate", case["prompt"], "--max-tokens", "16"])
     expected = plain_llm().generate([case["prompt"]], SamplingParams(max_tokens=16))[0].text
