@@ -1,6 +1,6 @@
 """T-007: a sampled request stays sampled with a drafter attached, and an unset temperature is the documented default.
 
-Seen red: accept() treating every request as greedy.
+Seen red: accept() judging requests without a seed as if they were greedy.
 """
 
 from __future__ import annotations

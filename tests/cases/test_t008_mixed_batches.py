@@ -1,7 +1,7 @@
 """T-008: greedy and sampled requests of one batch do not disturb each other, in any order and with any draft counts.
 
 Penalties are not offered, so the third request is greedy with one draft and no penalty.
-Seen red: accept() taking params by logit row in place of by request.
+Seen red: reject_or_keep taking the params of the next request of the batch.
 """
 
 from __future__ import annotations
