@@ -69,7 +69,8 @@ def block_loss(
 
     logits [B, K', Vd], draft_ids int64 [B, K', C] (-1: outside the draft vocabulary), target_probs [B, K', C],
     mask bool [B, K']. 1 - total variation is the acceptance probability of rejection sampling; for a point mass (greedy
-    text) it is the probability of the label. `distillation` [B, K'] is added as it is. Averages are over the summed weights of supervised slots.
+    text) it is the probability of the label. `distillation` [B, K'] is added as it is. Averages are over the summed
+    weights of supervised slots.
     """
     log_probs = candidate_log_probs(logits, draft_ids)
     known = draft_ids >= 0
