@@ -1,6 +1,6 @@
 """T-032: an end token that was only drafted ends nothing.
 
-Seen red: Engine._emit appending the first rejected draft, too, where it is an end token.
+Seen red: Engine._emit ending a request whose draft holds an end token.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """T-047: a seat's next request drafts, accepts and answers as on a new engine, whatever ended the one before.
 
-Seen red: drafters that keep the newest request's context rows (Engine._run_prompt not committing the first prompt row).
+Seen red: DFlashProposer.commit taking only positions above the highest it has taken, and never forgetting that.
 """
 
 from __future__ import annotations
