@@ -22,24 +22,24 @@ PROMPTS = [[(11 * i + 5) % 95 for i in range(25)], [9, 61, 2, 33, 70], [(11 * i 
 NUM_TOKENS = 12
 ANSWERS = [reference_greedy(TARGET, prompt, NUM_TOKENS) for prompt in PROMPTS]
 
-Outcome = tuple[list[int], list[list[list[int]]], AcceptanceStats]
+Outcome = tuple[list[int], list[list[float]], AcceptanceStats]
 
 
-def new_engine() -> tuple[Engine, list[list[list[int]]]]:
-    """One seat, and a list that every proposal goes into."""
-    proposer, proposals = toy_proposer(toy_drafter(TARGET)), []
-    propose = proposer.propose
+def new_engine() -> tuple[Engine, list[list[float]]]:
+    """One seat, and a list that the draft logits of every proposal go into: drafts alone would hide small changes."""
+    drafter, proposals = toy_drafter(TARGET), []
+    forward = drafter.forward
 
-    def noted(batch, draft_length):  # type: ignore[no-untyped-def]
-        draft = propose(batch, draft_length)
-        proposals.append(draft.token_ids.tolist())
-        return draft
+    def noted(block, caches):  # type: ignore[no-untyped-def]
+        logits = forward(block, caches)
+        proposals.append(logits.flatten().tolist())
+        return logits
 
-    proposer.propose = noted  # type: ignore[method-assign]
-    return make_test_engine(TARGET, proposer, max_seats=1), proposals
+    drafter.forward = noted  # type: ignore[method-assign]
+    return make_test_engine(TARGET, toy_proposer(drafter), max_seats=1), proposals
 
 
-def outcome(engine: Engine, proposals: list[list[list[int]]], prompt: list[int]) -> Outcome:
+def outcome(engine: Engine, proposals: list[list[float]], prompt: list[int]) -> Outcome:
     proposals.clear()
     request = engine.add(prompt, SamplingParams(max_tokens=NUM_TOKENS))
     while engine.has_work:
