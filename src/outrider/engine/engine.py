@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,15 +56,6 @@ class EngineConfig:
 
 
 @dataclass
-class EngineTimes:
-    """Seconds spent, for benchmarks."""
-
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    num_decoded_tokens: int = 0
-
-
-@dataclass
 class Engine:
     """One target, perhaps a proposer, and the requests that run on them."""
 
@@ -77,7 +67,6 @@ class Engine:
     end_token_ids: frozenset[int]
     waiting: deque[RequestState] = field(default_factory=deque)
     running: list[RequestState] = field(default_factory=list)
-    times: EngineTimes = field(default_factory=EngineTimes)
     num_added: int = 0
 
     def __post_init__(self) -> None:
@@ -169,14 +158,8 @@ class Engine:
         """
         if not self.has_work:
             return []
-        started = time.perf_counter()
-        if self.waiting and len(self.running) < self.config.max_seats:
-            chunks = [self._prefill(self.waiting.popleft())]
-            self.times.prefill_s += time.perf_counter() - started
-        else:
-            chunks = self._decode()
-            self.times.decode_s += time.perf_counter() - started
-            self.times.num_decoded_tokens += sum(len(chunk.token_ids) for chunk in chunks)
+        has_seat = len(self.running) < self.config.max_seats
+        chunks = [self._prefill(self.waiting.popleft())] if self.waiting and has_seat else self._decode()
         self.running = [request for request in self.running if request.finish_reason is None]
         return chunks
 
