@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from outrider.cli.main import app
+from outrider.cli.main import app, main
 from outrider.training import pipeline
 from outrider.weights import locate
+from tests.training import tiny
 
 RECIPE = str(Path(__file__).parents[2] / "recipes" / "gemma3-270m-dflash.toml")
 
@@ -18,7 +21,12 @@ def test_generate_and_run_pass_on_what_was_asked(monkeypatch: pytest.MonkeyPatch
     calls: list[Any] = []
     monkeypatch.setattr(locate, "locate_target", lambda _name: tmp_path)
     monkeypatch.setattr(pipeline, "make_text", lambda *given, **_: calls.append(given) or {"num_tokens": 5})
-    monkeypatch.setattr(pipeline, "train_drafters", lambda *given, **_: calls.append(given) or {"a": {"held_out": 1}})
+    record = {"finished": True, "num_steps_done": 3, "held_out": 1}
+    monkeypatch.setattr(
+        pipeline,
+        "train_drafters",
+        lambda *given, **named: calls.append((*given, named)) or {"a": {**record, "log": []}},
+    )
     data, out = str(tmp_path / "text.pt"), str(tmp_path / "out")
     written = CliRunner().invoke(
         app, ["train", "generate", RECIPE, "--data", data, "--device", "cpu", "--json"], catch_exceptions=False
@@ -27,6 +35,47 @@ def test_generate_and_run_pass_on_what_was_asked(monkeypatch: pytest.MonkeyPatch
         app, ["train", "run", RECIPE, "--data", data, "--out", out, "--device", "cpu", "--json"], catch_exceptions=False
     )
     assert json.loads(written.stdout) == {"num_tokens": 5}
-    assert json.loads(trained.stdout) == {"a": 1}
+    assert json.loads(trained.stdout) == {"a": record}
     assert calls[0][1].name == calls[1][1][0].name == "gemma3-270m-dflash"
     assert calls[1][3] == Path(out)
+    assert calls[1][4]["keeping"] is None
+
+
+def write_recipe(path: Path) -> Path:
+    """The tiny recipe as TOML; JSON writes its numbers, strings, booleans and lists the same way."""
+    table = asdict(tiny.recipe(optimize={"num_steps": 2}))
+    sections = {key: table.pop(key) for key in ("generate", "drafter", "optimize")}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    for name, section in sections.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_calls_that_stop_early_go_on_from_the_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    target, recipe = str(tiny.write_target(tmp_path / "target")), str(write_recipe(tmp_path / "tiny.toml"))
+    data, kept = str(tmp_path / "text.pt"), str(tmp_path / "run.pt")
+    shared = [recipe, "--data", data, "--target", target, "--device", "cpu", "--json"]
+    run = ["train", "run", *shared, "--out", str(tmp_path)]
+    assert CliRunner().invoke(app, ["train", "generate", *shared], catch_exceptions=False).exit_code == 0
+    stopping = [*run, "--checkpoint", kept, "--checkpoint-every-steps", "5", "--stop-after-s", "0"]
+    for num_done in (1, 2):
+        ended = CliRunner().invoke(app, stopping, catch_exceptions=False)
+        shown = json.loads(ended.stdout)["tiny"]
+        assert (ended.exit_code, shown["num_steps_done"], shown["finished"]) == (0, num_done, num_done == 2)
+        assert (tmp_path / "tiny" / "model.safetensors").is_file()
+        assert ("run the same command again" in ended.stderr) == (num_done == 1)
+
+    other = Path(recipe).with_name("other.toml")
+    other.write_text(Path(recipe).read_text().replace("learning_rate = 0.01", "learning_rate = 0.02"))
+    for wrong, named in (
+        ([*run, "--stop-after-s", "9"], "--checkpoint FILE"),
+        ([*run[:2], str(other), *run[3:], "--checkpoint", kept], "learning_rate is 0.01 there, 0.02 here"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["outrider", *wrong])
+        with pytest.raises(SystemExit) as refused:
+            main()
+        assert refused.value.code == 2
+        assert named in " ".join(capsys.readouterr().err.split())

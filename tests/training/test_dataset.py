@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from outrider.training.dataset import (
     inside_repeats,
     make_blocks,
     sample_anchors,
+    step_generator,
 )
 from outrider.training.generate import TextBatch, TextKind
 from outrider.training.losses import block_loss
@@ -126,13 +126,31 @@ def test_held_out_text_is_never_trained_on() -> None:
     dataset = BlockDataset([greedy, soft], num_held_out=2, seed=4)
     assert torch.equal(dataset.held_out(TextKind.GREEDY).token_ids, greedy.token_ids[4:])
     held_out = {tuple(row) for kind in (greedy, soft) for row in kind.token_ids[4:].tolist()}
-    drawn = list(islice(dataset.texts(3), 40))
+    drawn = [dataset.text(step, num_sequences=3) for step in range(40)]
     assert {text.kind for text in drawn} == {TextKind.GREEDY, TextKind.SAMPLED}
     rows = {tuple(row) for text in drawn for row in text.token_ids.tolist()}
     assert len(rows) == 8
     assert not rows & held_out
-    again = list(islice(dataset.texts(3), 40))
-    assert all(torch.equal(one.token_ids, two.token_ids) for one, two in zip(drawn, again, strict=True))
+
+
+def test_the_text_of_a_step_depends_on_nothing_but_seed_and_step() -> None:
+    batches = [tiny.text(9), tiny.text(9, kind=TextKind.SAMPLED, seed=1)]
+    dataset = BlockDataset(batches, num_held_out=1, seed=4)
+    forward = [dataset.text(step, num_sequences=3).token_ids for step in range(8)]
+    back = [BlockDataset(batches, num_held_out=1, seed=4).text(step, num_sequences=3) for step in reversed(range(8))]
+    assert all(torch.equal(one, two.token_ids) for one, two in zip(forward, reversed(back), strict=True))
+    other = BlockDataset(batches, num_held_out=1, seed=5)
+    assert not all(torch.equal(other.text(step, num_sequences=3).token_ids, forward[step]) for step in range(8))
+
+
+def test_steps_seeds_and_purposes_draw_apart() -> None:
+    """First draws over many steps are as uniform as those of one long stream."""
+    first = torch.stack([torch.rand(2, generator=step_generator("text", seed=1, step=step)) for step in range(4_000)])
+    assert first.mean(dim=0).tolist() == pytest.approx([0.5, 0.5], abs=0.02)
+    assert torch.corrcoef(torch.cat([first[1:], first[:-1]], dim=1).T).fill_diagonal_(0.0).abs().max() < 0.07
+    kinds = [("text", 1, 12), ("anchors", 1, 12), ("text", 11, 2), ("text", 1 + 2**32, 12)]
+    drawn = [torch.rand(1, generator=step_generator(what, seed=seed, step=step)).item() for what, seed, step in kinds]
+    assert len(set(drawn)) == 4
 
 
 def test_counts_are_of_labels_in_training_text() -> None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from outrider.errors import ConfigError
 from outrider.kernels.reference import TorchKernels
 from outrider.models.registry import load_drafter
+from outrider.training.checkpoint import CheckpointOptions
 from outrider.training.generate import TextKind
+from outrider.training.losses import BlockLoss
 from outrider.training.pipeline import make_text, open_target, read_text, train_drafters
+from outrider.training.trainer import Trainer
 from tests.training import tiny
 
 CPU = torch.device("cpu")
@@ -94,3 +99,70 @@ def test_recipes_that_do_not_go_together_are_refused(run: Path, tmp_path: Path) 
             train_drafters(
                 run / "target", [one, other], run / "data.pt", tmp_path, device=CPU, progress=lambda line: None
             )
+
+
+def test_a_run_in_several_calls_is_the_run_in_one(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Stopped once by the clock, lost once between two checkpoints; every call that ends leaves a usable drafter."""
+    recipe, data, kept = tiny.recipe(optimize={"num_steps": 6}), run / "data.pt", tmp_path / "run.pt"
+
+    def call(out: str, keeping: CheckpointOptions | None) -> tuple[dict[str, Any], list[str]]:
+        messages: list[str] = []
+        train_drafters(
+            run / "target", [recipe], data, tmp_path / out, device=CPU, progress=messages.append, keeping=keeping
+        )
+        return json.loads((tmp_path / out / "tiny" / "training_record.json").read_text()), messages
+
+    record, messages = call("parts", CheckpointOptions(file=kept, every_steps=4, stop_after_s=0.0))
+    assert (record["finished"], record["num_steps_done"], record["num_steps"]) == (False, 1, 6)
+    assert any(f"stopped after 1 of 6 steps; run the same command again to go on from {kept}" in m for m in messages)
+    serving = tiny.target(kernels=TorchKernels(torch.float32), norm_offset=1.0)
+    load_drafter(tmp_path / "parts" / "tiny", serving, target_name="tiny", context_length=32)
+
+    with monkeypatch.context() as patched:
+        losses, step = [0], Trainer.step
+
+        def lose_the_machine(self: Trainer, *given: Any) -> BlockLoss:
+            losses[0] += 1
+            if losses[0] == 4:
+                raise KeyboardInterrupt
+            return step(self, *given)
+
+        patched.setattr(Trainer, "step", lose_the_machine)
+        with pytest.raises(KeyboardInterrupt):
+            call("parts", CheckpointOptions(file=kept, every_steps=2))
+
+    last, messages = call("parts", CheckpointOptions(file=kept, every_steps=2))
+    assert any("going on after 3 of 6 steps" in message for message in messages)
+    whole, _ = call("whole", None)
+    assert last["finished"] is whole["finished"] is True
+    assert last["log"] == whole["log"]
+    assert last["held_out"] == whole["held_out"]
+    assert last["train_seconds"] > record["train_seconds"] > 0.0
+    weights = [load_file(tmp_path / out / "tiny" / "model.safetensors") for out in ("parts", "whole")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
+
+
+def test_a_loss_that_is_not_finite_leaves_the_last_checkpoint(
+    run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recipe, keeping = tiny.recipe(optimize={"num_steps": 6}), CheckpointOptions(file=tmp_path / "run.pt", every_steps=2)
+    step, calls = Trainer.step, [0]
+
+    def spoilt(self: Trainer, *given: Any) -> BlockLoss:
+        calls[0] += 1
+        result = step(self, *given)
+        return replace(result, loss=result.loss / 0.0) if calls[0] == 4 else result
+
+    monkeypatch.setattr(Trainer, "step", spoilt)
+    with pytest.raises(ConfigError, match="tiny: the loss of step 3 is not finite"):
+        train_drafters(
+            run / "target",
+            [recipe],
+            run / "data.pt",
+            tmp_path / "out",
+            device=CPU,
+            progress=lambda line: None,
+            keeping=keeping,
+        )
+    assert torch.load(keeping.file, weights_only=True)["num_steps_done"] == 2
+    assert not (tmp_path / "out").exists()

@@ -9,12 +9,20 @@ from typing import Annotated
 import typer
 
 from outrider.cli.output import emit_json, progress_line
+from outrider.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Train a drafter on text that the target writes itself.")
 
 RecipeArgument = Annotated[list[Path], typer.Argument(help="Recipe files (recipes/*.toml).")]
 TargetOption = Annotated[str | None, typer.Option(help="Target weights; the embedded default if left out.")]
 DataOption = Annotated[Path, typer.Option(help="File that holds the generated text.")]
+CheckpointOption = Annotated[
+    Path | None, typer.Option(help="File to keep the run in; training goes on from it if it exists.")
+]
+EveryOption = Annotated[int, typer.Option(help="Steps from one writing of --checkpoint to the next.")]
+StopOption = Annotated[
+    float | None, typer.Option(help="Seconds of training, then write --checkpoint, export the drafter so far and end.")
+]
 DeviceOption = Annotated[str, typer.Option(help="cuda or cpu.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
@@ -47,18 +55,33 @@ def run(
     out: Annotated[Path, typer.Option(help="Directory for the drafters, one folder a recipe.")],
     target: TargetOption = None,
     device: DeviceOption = "cuda",
+    checkpoint: CheckpointOption = None,
+    checkpoint_every_steps: EveryOption = 500,
+    stop_after_s: StopOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train one drafter a recipe, all on the same text, and export each with its record."""
     import torch
 
+    from outrider.training.checkpoint import CheckpointOptions
     from outrider.training.config import load_recipe
     from outrider.training.pipeline import train_drafters
     from outrider.weights.locate import locate_target
 
-    loaded = [load_recipe(recipe) for recipe in recipes]
+    keeping = None
+    if checkpoint is not None:
+        keeping = CheckpointOptions(file=checkpoint, every_steps=checkpoint_every_steps, stop_after_s=stop_after_s)
+    elif stop_after_s is not None:
+        raise ConfigError("--stop-after-s leaves steps to be done. Say with --checkpoint FILE where to keep the run.")
     records = train_drafters(
-        locate_target(target), loaded, data, out, device=torch.device(device), progress=progress_line
+        locate_target(target),
+        [load_recipe(recipe) for recipe in recipes],
+        data,
+        out,
+        device=torch.device(device),
+        progress=progress_line,
+        keeping=keeping,
     )
-    held_out = {name: record["held_out"] for name, record in records.items()}
-    emit_json(held_out) if as_json else progress_line(json.dumps(held_out))
+    kept = ("finished", "num_steps_done", "held_out")
+    shown = {name: {key: record[key] for key in kept} for name, record in records.items()}
+    emit_json(shown) if as_json else progress_line(json.dumps(shown))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,13 @@ from outrider.errors import ConfigError
 from outrider.training.generate import TextBatch, TextKind
 
 REPEAT_NGRAM = 4
+
+
+def step_generator(purpose: str, *, seed: int, step: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Random numbers of one step, whatever was drawn before it: a run that resumes needs only the step."""
+    # A hash, since a CPU generator sees 32 bits of its seed only: sums and shifts would collide.
+    mixed = random.Random(f"{purpose} {seed} {step}").getrandbits(32)
+    return torch.Generator(device=device).manual_seed(mixed)
 
 
 @dataclass
@@ -104,7 +112,7 @@ def make_blocks(text: TextBatch, anchors: Tensor, real: Tensor, *, block_size: i
 
 
 class BlockDataset:
-    """Endless training batches, one kind a batch in proportion to the text there is, and held-out text."""
+    """A training batch for every step, of one kind in proportion to the text there is, and held-out text."""
 
     def __init__(self, batches: Sequence[TextBatch], *, num_held_out: int, seed: int) -> None:
         kinds = [kind for kind in TextKind if any(batch.kind is kind for batch in batches)]
@@ -131,11 +139,10 @@ class BlockDataset:
             counts += torch.bincount(labels.to(torch.int64), minlength=vocab_size)
         return counts
 
-    def texts(self, num_sequences: int) -> Iterator[TextBatch]:
-        """Random training texts of one kind at a time, for ever."""
-        generator = torch.Generator().manual_seed(self.seed)
+    def text(self, step: int, *, num_sequences: int) -> TextBatch:
+        """Random training texts of one kind, the same whenever the step is asked for."""
+        generator = step_generator("text", seed=self.seed, step=step)
         sizes = torch.tensor([float(len(pool) - self.num_held_out) for pool in self.pools])
-        while True:
-            pool = self.pools[int(torch.multinomial(sizes, 1, generator=generator))]
-            rows = torch.randint(len(pool) - self.num_held_out, (num_sequences,), generator=generator)
-            yield pool.take(rows.to(pool.token_ids.device))
+        pool = self.pools[int(torch.multinomial(sizes, 1, generator=generator))]
+        rows = torch.randint(len(pool) - self.num_held_out, (num_sequences,), generator=generator)
+        return pool.take(rows.to(pool.token_ids.device))

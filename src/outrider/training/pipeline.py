@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,13 +18,14 @@ from outrider.models.gemma import GemmaTarget
 from outrider.models.registry import load_target
 from outrider.tokenizer import Tokenizer
 from outrider.training.capture import GridKernels, GridRunner
+from outrider.training.checkpoint import CheckpointOptions, resume, write_checkpoint
 from outrider.training.config import Recipe
 from outrider.training.dataset import BlockDataset
 from outrider.training.export import export_drafter
 from outrider.training.generate import TextBatch, TextKind, generate_text
 from outrider.training.openings import draw_openings
 from outrider.training.selection import evaluate_greedy, evaluate_sampled
-from outrider.training.trainer import Trainer, TrainingLog, all_tap_layers, train
+from outrider.training.trainer import Trainer, TrainingRun, all_tap_layers, train
 from outrider.weights.loader import Checkpoint, load_checkpoint
 
 Progress = Callable[[str], None]
@@ -80,12 +82,20 @@ def read_text(data: Path, *, device: torch.device) -> tuple[dict[str, Any], list
 
 
 def train_drafters(
-    path: Path, recipes: list[Recipe], data: Path, out: Path, *, device: torch.device, progress: Progress
+    path: Path,
+    recipes: list[Recipe],
+    data: Path,
+    out: Path,
+    *,
+    device: torch.device,
+    progress: Progress,
+    keeping: CheckpointOptions | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Train one drafter a recipe on the same text and export each to out/<name>; returns their records.
 
     All recipes share batches and target passes, so they are compared on equal terms; [generate] and the batch size,
-    steps and seed of [optimize] must therefore agree.
+    steps and seed of [optimize] must therefore agree. With `keeping` the run goes on from its checkpoint, and may stop
+    early: what is exported then is the drafter so far.
     """
     _check_alike(recipes)
     checkpoint, target = open_target(path, recipes[0], device=device)
@@ -97,33 +107,64 @@ def train_drafters(
     options = recipes[0].optimize
     dataset = BlockDataset(batches, num_held_out=options.num_held_out_sequences, seed=options.seed)
     counts = dataset.token_counts(target.config.vocab_size)
-    trainers = {recipe.name: Trainer(recipe, target, counts) for recipe in recipes}
+    run = TrainingRun({recipe.name: Trainer(recipe, target, counts) for recipe in recipes})
     runner = GridRunner(
         target, num_sequences=options.batch_sequences, num_positions=recipes[0].generate.sequence_tokens
     )
-    started = time.perf_counter()
-    logs = train(trainers, runner, dataset, progress=progress)
-    seconds = time.perf_counter() - started
+    train_and_keep(run, runner, dataset, facts, keeping=keeping, progress=progress)
     records = {}
-    for name, trainer in trainers.items():
-        record = training_record(trainer, dataset, facts, logs[name], seconds=seconds)
+    for name, trainer in run.trainers.items():
+        record = training_record(run, name, dataset, facts)
         export_drafter(trainer, out / name, record=record)
         records[name] = record
         progress(f"{name}: {record['held_out']}")
     return records
 
 
-def training_record(
-    trainer: Trainer, dataset: BlockDataset, facts: dict[str, Any], log: TrainingLog, *, seconds: float
-) -> dict[str, Any]:
-    """Recipe, text, loss and held-out figures, with the environment they were made in."""
+def train_and_keep(
+    run: TrainingRun,
+    runner: GridRunner,
+    dataset: BlockDataset,
+    facts: dict[str, Any],
+    *,
+    keeping: CheckpointOptions | None,
+    progress: Progress,
+) -> None:
+    """Train from where the checkpoint left off, write it every so often, and stop when `keeping` says so."""
+    num_steps = run.options.num_steps
+    if keeping is None:
+        train(run, runner, dataset, until_step=num_steps, progress=progress)
+        return
+    if keeping.file.exists():
+        resume(keeping.file, run, text=facts)
+        progress(f"{keeping.file}: going on after {run.num_steps_done} of {num_steps} steps")
+    deadline_s = time.perf_counter() + (math.inf if keeping.stop_after_s is None else keeping.stop_after_s)
+    while not run.is_finished:
+        until_step = min(num_steps, run.num_steps_done + keeping.every_steps)
+        train(run, runner, dataset, until_step=until_step, deadline_s=deadline_s, progress=progress)
+        write_checkpoint(keeping.file, run, text=facts)
+        if time.perf_counter() >= deadline_s:
+            break
+    if not run.is_finished:
+        progress(
+            f"stopped after {run.num_steps_done} of {num_steps} steps; run the same command again to go on from "
+            f"{keeping.file}"
+        )
+
+
+def training_record(run: TrainingRun, name: str, dataset: BlockDataset, facts: dict[str, Any]) -> dict[str, Any]:
+    """Recipe, text, progress, loss and held-out figures, with the environment they were made in."""
+    trainer = run.trainers[name]
     return {
         "schema": 1,
         "recipe": asdict(trainer.recipe),
         "text": facts,
         "num_parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
-        "train_seconds": seconds,
-        "log": log.rows,
+        "num_steps": run.options.num_steps,
+        "num_steps_done": run.num_steps_done,
+        "finished": run.is_finished,
+        "train_seconds": run.seconds,
+        "log": run.logs[name],
         "held_out": held_out_figures(trainer, dataset),
         "environment": environment.describe(),
     }

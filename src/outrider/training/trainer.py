@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from outrider.training.dataset import (
     inside_repeats,
     make_blocks,
     sample_anchors,
+    step_generator,
 )
 from outrider.training.drafter import TrainableDFlash
 from outrider.training.generate import TextBatch
@@ -60,13 +62,6 @@ def make_optimizers(model: nn.Module, options: OptimizeConfig) -> list[torch.opt
     raise ConfigError(f"optimizer {options.optimizer!r} is not one of adamw, muon.")
 
 
-@dataclass
-class TrainingLog:
-    """What is written into the record: one row every LOG_EVERY_STEPS."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-
 class Trainer:
     """A drafter, its optimiser and its share of a step. Several can share one target pass."""
 
@@ -87,7 +82,6 @@ class Trainer:
         self.head = select_rows(target.stored_embedding, self.draft_to_target.cpu()).dequantize(
             target.dtype, target.device
         )
-        self.generator = torch.Generator(device=target.device).manual_seed(options.seed)
         self.optimizers = make_optimizers(self.model, options)
         self.schedules = [
             torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, options))
@@ -101,7 +95,8 @@ class Trainer:
             block_size = min(block_size, options.num_short_slots)
         weights = anchor_candidates(text).float()
         weights = torch.where(inside_repeats(text.token_ids), weights * options.repeat_anchor_weight, weights)
-        anchors, real = sample_anchors(weights, options.max_anchors, self.generator)
+        generator = step_generator("anchors", seed=options.seed, step=step, device=self.device)
+        anchors, real = sample_anchors(weights, options.max_anchors, generator)
         return make_blocks(text, anchors, real, block_size=block_size)
 
     def draft_logits(self, taps: Tensor, token_ids: Tensor, anchors: Tensor, *, block_size: int) -> Tensor:
@@ -161,25 +156,103 @@ class Trainer:
             schedule.step()
         return result
 
+    def state_dict(self) -> dict[str, Any]:
+        """All that steps change: float32 weights, optimisers, schedules."""
+        return {key: [part.state_dict() for part in parts] for key, parts in self._stateful().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        for key, parts in self._stateful().items():
+            for part, saved in zip(parts, state[key], strict=True):
+                part.load_state_dict(saved)
+
+    def _stateful(self) -> dict[str, Sequence[Any]]:
+        return {"model": [self.model], "optimizers": self.optimizers, "schedules": self.schedules}
+
+
+@dataclass
+class TrainingRun:
+    """Drafters trained side by side, and how far they are."""
+
+    trainers: dict[str, Trainer]
+    num_steps_done: int = 0
+    seconds: float = 0.0  # spent in `train`, over all calls
+    logs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by drafter: a row every LOG_EVERY_STEPS
+
+    @property
+    def options(self) -> OptimizeConfig:
+        """Of the first recipe; what is read here is the same in all."""
+        return next(iter(self.trainers.values())).recipe.optimize
+
+    @property
+    def is_finished(self) -> bool:
+        """True once every step is done."""
+        return self.num_steps_done >= self.options.num_steps
+
 
 def train(
-    trainers: dict[str, Trainer], runner: GridRunner, dataset: BlockDataset, *, progress: Callable[[str], None]
-) -> dict[str, TrainingLog]:
-    """Fit every trainer on the same texts, in step; the target runs once a step for all of them."""
-    options = next(iter(trainers.values())).recipe.optimize
-    layers = all_tap_layers([trainer.recipe for trainer in trainers.values()])
-    logs = {name: TrainingLog() for name in trainers}
-    for step, text in zip(range(options.num_steps), dataset.texts(options.batch_sequences), strict=False):
+    run: TrainingRun,
+    runner: GridRunner,
+    dataset: BlockDataset,
+    *,
+    until_step: int,
+    deadline_s: float = math.inf,
+    progress: Callable[[str], None],
+) -> None:
+    """Fit every drafter on the same texts, in step; the target runs once a step for all of them.
+
+    Goes on to `until_step`, or to the first step that ends after `deadline_s` (a time of `time.perf_counter`).
+    """
+    options, layers = run.options, all_tap_layers([trainer.recipe for trainer in run.trainers.values()])
+    losses: dict[str, list[Tensor]] = {name: [] for name in run.trainers}
+    seconds_before, started = run.seconds, time.perf_counter()
+    for step in range(run.num_steps_done, until_step):
+        text = dataset.text(step, num_sequences=options.batch_sequences)
         with torch.no_grad():
             taps = text.taps.to(runner.target.dtype) if text.taps is not None else runner.taps(text.token_ids, layers)
-        for name, trainer in trainers.items():
-            result = trainer.step(select_taps(taps, layers, trainer), trainer.blocks(text, step))
-            if step % LOG_EVERY_STEPS == 0 or step == options.num_steps - 1:
-                loss, kind = result.loss.item(), text.kind.value
-                slots = result.acceptance_by_slot.tolist()
-                logs[name].rows.append({"step": step, "kind": kind, "loss": loss, "acceptance_by_slot": slots})
-                progress(f"step {step}/{options.num_steps} {name} {kind} loss {loss:.3f}")
-    return logs
+        results = {
+            name: trainer.step(select_taps(taps, layers, trainer), trainer.blocks(text, step))
+            for name, trainer in run.trainers.items()
+        }
+        for name, result in results.items():
+            losses[name].append(result.loss.detach())
+        run.num_steps_done = step + 1
+        if step % LOG_EVERY_STEPS == 0 or step == options.num_steps - 1:
+            _check_finite(run, losses)
+            run.seconds = seconds_before + time.perf_counter() - started
+            _log(run, text, results, progress=progress)
+        if time.perf_counter() >= deadline_s:
+            break
+    _check_finite(run, losses)
+    run.seconds = seconds_before + time.perf_counter() - started
+
+
+def _log(run: TrainingRun, text: TextBatch, results: dict[str, BlockLoss], *, progress: Callable[[str], None]) -> None:
+    step, num_steps, kind = run.num_steps_done - 1, run.options.num_steps, text.kind.value
+    left_s = (num_steps - run.num_steps_done) * run.seconds / run.num_steps_done
+    pace = f"{run.num_steps_done / run.seconds:.1f} steps/s, {left_s:.0f} s left"
+    for name, result in results.items():
+        loss, slots = result.loss.item(), result.acceptance_by_slot.tolist()
+        rows = run.logs.setdefault(name, [])
+        rows.append({"step": step, "kind": kind, "loss": loss, "acceptance_by_slot": slots})
+        progress(f"step {step}/{num_steps} {name} {kind} loss {loss:.3f}, {pace}")
+
+
+def _check_finite(run: TrainingRun, losses: dict[str, list[Tensor]]) -> None:
+    """Raise if a loss since `train` began, or a weight now, is not finite; not every step, for it waits for the GPU."""
+    for name, trainer in run.trainers.items():
+        is_sound = torch.stack(losses[name]).isfinite().tolist()
+        step = run.num_steps_done - 1
+        what = "the weights after"
+        if not all(is_sound):
+            step += is_sound.index(False) + 1 - len(is_sound)
+            what = "the loss of"
+        elif all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters()):
+            continue
+        raise ConfigError(
+            f"{name}: {what} step {step} is not finite. Start again with a lower learning_rate or clip_norm; "
+            "checkpoints and drafters written before are untouched."
+        )
 
 
 def all_tap_layers(recipes: Sequence[Recipe]) -> tuple[int, ...]:
