@@ -145,6 +145,11 @@ class TableTarget:
         """Rows of the table, [R, V]."""
         return self.table[hidden[:, 0].long()]
 
+    def best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Their maxima and where they are, [R]."""
+        largest = self.logits(hidden).max(dim=-1)
+        return largest.values, largest.indices
+
 
 def make_test_engine(
     target: Any,

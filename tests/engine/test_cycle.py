@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch
 from outrider.engine.cycle import accept, run_cycle
-from outrider.engine.rejection import point_mass_block
+from outrider.engine.rejection import DraftBlock, Verdict, point_mass_block
 from tests.scripted import FixedProposer, ScriptedProposer, TableTarget, make_test_engine, run_requests
 from tests.statistics import assert_chi_square, assert_frequencies, sequence_probs
 
@@ -33,6 +33,12 @@ def make_batch(*params: SamplingParams, lengths: tuple[int, ...]) -> CycleBatch:
         params=params,
         noise_seeds=tuple(range(count)),
     )
+
+
+def judge(batch: CycleBatch, draft: DraftBlock, logits: Tensor, row_index: Tensor) -> tuple[Verdict, Tensor]:
+    """`accept` with given logits [R, V]: the hidden state of a row is its number."""
+    rows = torch.arange(len(logits), dtype=torch.float64)[:, None]
+    return accept(batch, draft, TableTarget(logits), rows, row_index)  # type: ignore[arg-type]
 
 
 def random_drafts(batch: CycleBatch, draft_length: int, generator: torch.Generator) -> Tensor:
@@ -109,7 +115,7 @@ def test_each_request_is_judged_by_its_own_rule() -> None:
     draft = point_mass_block(torch.tensor([[1, 2], [1, 0], [1, 2], [1, 2]]), torch.float64)
     logits = torch.eye(4, dtype=torch.float64)[[1, 2, 3, 1, 2, 3, 1, 2, 3]] * 9  # rows want 1, 2, 3; 1, 2, 3; …
     row_index = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 7], [8, 8, 8]])
-    verdict, is_finite = accept(batch, draft, logits, row_index)
+    verdict, is_finite = judge(batch, draft, logits, row_index)
     assert verdict.num_accepted_tokens.tolist() == [2, 1, 1, 0]
     assert verdict.target_token_ids.tolist() == [3, 2, 2, 3]
     assert is_finite.all()
@@ -118,7 +124,7 @@ def test_each_request_is_judged_by_its_own_rule() -> None:
 def test_ties_go_to_the_lowest_id() -> None:
     batch = make_batch(GREEDY, lengths=(0,))
     nothing = point_mass_block(torch.zeros(1, 0, dtype=torch.int64), torch.float64)
-    verdict, _ = accept(batch, nothing, torch.tensor([[0.0, 7.0, 7.0]]), torch.tensor([[0]]))
+    verdict, _ = judge(batch, nothing, torch.tensor([[0.0, 7.0, 7.0]]), torch.tensor([[0]]))
     assert verdict.target_token_ids.tolist() == [1]
 
 
@@ -129,14 +135,14 @@ def test_only_the_request_with_bad_logits_is_called_bad(bad: float, params: Samp
     draft = point_mass_block(torch.tensor([[1], [1]]), torch.float64)
     logits = torch.zeros(4, 3, dtype=torch.float64)
     logits[3, 2] = bad
-    _, is_finite = accept(batch, draft, logits, torch.tensor([[0, 1], [2, 3]]))
+    _, is_finite = judge(batch, draft, logits, torch.tensor([[0, 1], [2, 3]]))
     assert is_finite.tolist() == [True, False]
 
 
 def test_a_token_ruled_out_by_minus_infinity_is_no_fault() -> None:
     batch = make_batch(SAMPLED, lengths=(0,))
     nothing = point_mass_block(torch.zeros(1, 0, dtype=torch.int64), torch.float64)
-    verdict, is_finite = accept(batch, nothing, torch.tensor([[-torch.inf, 0.0, -torch.inf]]), torch.tensor([[0]]))
+    verdict, is_finite = judge(batch, nothing, torch.tensor([[-torch.inf, 0.0, -torch.inf]]), torch.tensor([[0]]))
     assert (verdict.target_token_ids.tolist(), is_finite.tolist()) == ([1], [True])
 
 

@@ -126,23 +126,70 @@ def test_head_norm_rope(cpu_kernels: CpuKernels, size: int, with_norm: bool) -> 
 
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", "silu"])
-@pytest.mark.parametrize("size", [1, 8, 2048, 2051])
-def test_gated_activation(cpu_kernels: CpuKernels, activation: str, size: int) -> None:
-    gate, up = normal(16, size) * 6, normal(16, size, seed=1)
-    out = cpu_kernels.gated_activation(gate, up, activation=activation)
-    expected = EXACT.gated_activation(gate.double(), up.double(), activation=activation)
-    assert_near(out, expected, ROUNDING_TOLERANCE)
-    for row in range(16):
-        one = slice(row, row + 1)
-        assert torch.equal(cpu_kernels.gated_activation(gate[one], up[one], activation=activation), out[one])
+@pytest.mark.parametrize(("gate_name", "up_name"), [("odd outputs", "odd outputs"), ("Q5_0", "Q5_0 with offsets")])
+def test_gated_linear(cpu_kernels: CpuKernels, activation: str, gate_name: str, up_name: str) -> None:
+    weights = {**WEIGHTS, "Q5_0 with offsets": int8_weight(128, 640, group=32, offsets=True)}
+    gate, up = weights[gate_name], weights[up_name]
+    x = normal(max(MANY_ROWS), gate.shape[1], seed=1)
+    packed_gate, packed_up = cpu_kernels.pack(gate), cpu_kernels.pack(up)
+    out = cpu_kernels.gated_linear(x, packed_gate, packed_up, activation=activation)
+    expected = EXACT.gated_linear(x.double(), EXACT.pack(gate), EXACT.pack(up), activation=activation)
+    assert_near(out, expected, 4 * SUM_TOLERANCE)
+    for num_rows in MANY_ROWS:
+        some = cpu_kernels.gated_linear(x[-num_rows:], packed_gate, packed_up, activation=activation)
+        assert torch.equal(some, out[-num_rows:]), num_rows
 
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", "silu"])
-def test_gated_activation_at_the_ends_of_the_range(cpu_kernels: CpuKernels, activation: str) -> None:
-    gate = torch.tensor([[0.0, -0.0, 20.0, 300.0, 1e30, -20.0, -300.0, -1e30, math.nan, math.inf]])
-    out = cpu_kernels.gated_activation(gate, torch.ones_like(gate), activation=activation)
+def test_activation_at_the_ends_of_the_range(cpu_kernels: CpuKernels, activation: str) -> None:
+    gate = torch.tensor([[0.0, -0.0, 20.0, 300.0, 1e30, -20.0, -300.0, -1e30, math.nan, math.inf]]).t()
+    gates, ones = (cpu_kernels.pack(DenseWeight("weight", values)) for values in (gate, torch.ones_like(gate)))
+    out = cpu_kernels.gated_linear(torch.ones(1, 1), gates, ones, activation=activation)
     expected = torch.tensor([[0.0, 0.0, 20.0, 300.0, 1e30, 0.0, 0.0, 0.0, math.nan, math.inf]])
     torch.testing.assert_close(out, expected, equal_nan=True, rtol=1e-6, atol=1e-7)
+
+
+def test_linears_equal_one_at_a_time_in_any_mixture(cpu_kernels: CpuKernels) -> None:
+    mixed = (int8_weight(77, 640, group=32, offsets=True), WEIGHTS["Q5_0"], int8_weight(640, 640, group=16))
+    x, residual = normal(7, 640, seed=1), normal(7, 77, seed=2)
+    packed = [cpu_kernels.pack(weight) for weight in mixed]
+    for count in (1, 2, 3):
+        for out, weight in zip(cpu_kernels.linears(x, packed[:count]), packed, strict=False):
+            assert torch.equal(out, cpu_kernels.linear(x, weight))
+    added = cpu_kernels.linear(x, packed[0], residual=residual)
+    assert torch.equal(added, cpu_kernels.linear(x, packed[0]) + residual)
+
+
+@every_weight
+def test_best_is_the_maximum_of_the_logits(cpu_kernels: CpuKernels, weight: PackedWeight) -> None:
+    packed = cpu_kernels.pack(weight)
+    x = normal(max(MANY_ROWS), weight.shape[1], seed=1)
+    for num_rows in MANY_ROWS:
+        expected = cpu_kernels.linear(x[:num_rows], packed).max(dim=-1)
+        values, indices = cpu_kernels.best(x[:num_rows], packed)
+        assert torch.equal(values, expected.values)
+        assert torch.equal(indices, expected.indices)
+
+
+def test_best_of_ties_infinities_and_nan(cpu_kernels: CpuKernels) -> None:
+    rows = torch.randn(6, 200, generator=torch.Generator().manual_seed(0))
+    rows[0, [130, 70, 199]] = 9.0  # ties, in different tiles
+    rows[1, 150] = torch.nan
+    rows[1, 20] = torch.inf
+    rows[2, 199] = torch.nan  # in the tail of the last tile
+    rows[3] = -torch.inf
+    rows[4, 77] = torch.inf
+    rows[5, [64, 65]] = 9.0
+    packed = cpu_kernels.pack(DenseWeight("weight", rows.flatten()[:, None]))
+    values, indices = cpu_kernels.best(torch.ones(1, 1), packed)
+    assert values.isnan().all()
+    assert indices.tolist() == [350]
+    for row in rows:
+        packed = cpu_kernels.pack(DenseWeight("weight", row[:, None]))
+        values, indices = cpu_kernels.best(torch.ones(1, 1), packed)
+        expected = row.max(dim=0)
+        assert indices.tolist() == [int(expected.indices)]
+        torch.testing.assert_close(values[0], expected.values, equal_nan=True, rtol=0, atol=0)
 
 
 def test_write_cache_wraps_and_spare_rows_write_nothing(cpu_kernels: CpuKernels) -> None:

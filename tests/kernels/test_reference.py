@@ -79,12 +79,23 @@ def test_head_norm_rope_rotates_pairs_half_a_head_apart(with_norm: bool) -> None
     torch.testing.assert_close(out, torch.cat([turned.real, turned.imag], dim=-1))
 
 
-def test_gated_activation() -> None:
-    gate, up = normal(2, 9) * 3, normal(2, 9, seed=1)
+def test_gated_linear() -> None:
+    inputs, gate_weight, up_weight = normal(2, 5) * 3, normal(9, 5, seed=1), normal(9, 5, seed=2)
+    gate, up = inputs @ gate_weight.T, inputs @ up_weight.T
     silu = gate / (1 + (-gate).exp()) * up
     gelu = 0.5 * gate * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))) * up
-    torch.testing.assert_close(EXACT.gated_activation(gate, up, activation="silu"), silu)
-    torch.testing.assert_close(EXACT.gated_activation(gate, up, activation="gelu_tanh"), gelu)
+    torch.testing.assert_close(EXACT.gated_linear(inputs, gate_weight, up_weight, activation="silu"), silu)
+    torch.testing.assert_close(EXACT.gated_linear(inputs, gate_weight, up_weight, activation="gelu_tanh"), gelu)
+
+
+def test_products_of_several_weights_with_a_residual_and_their_best() -> None:
+    inputs, weights, residual = normal(2, 5), [normal(3, 5, seed=1), normal(4, 5, seed=2)], normal(2, 3, seed=3)
+    for out, weight in zip(EXACT.linears(inputs, weights), weights, strict=True):
+        torch.testing.assert_close(out, inputs @ weight.T)
+    torch.testing.assert_close(EXACT.linear(inputs, weights[0], residual=residual), inputs @ weights[0].T + residual)
+    values, indices = EXACT.best(inputs, weights[1])
+    torch.testing.assert_close(values, (inputs @ weights[1].T).max(dim=1).values)
+    assert indices.tolist() == (inputs @ weights[1].T).argmax(dim=1).tolist()
 
 
 def test_write_cache_wraps_and_spare_rows_write_nothing() -> None:

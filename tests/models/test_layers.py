@@ -53,8 +53,11 @@ def test_attention_projects_norms_and_rotates(index: int) -> None:
         reader_of(), f"model.layers.{index}.self_attn", spec, hidden_size=32, num_heads=CONFIG.num_heads
     )
     rope = rope_table(spec.rope, head_dim=spec.head_dim, num_positions=18, dtype=torch.float64, device=CPU)
-    queries = weights.queries(rows, rope, positions, kernels=KERNELS, eps=EPS)
-    keys, values = weights.keys_values(rows, rope, positions, kernels=KERNELS, eps=EPS)
+    queries, (keys, values) = weights.queries_keys_values(rows, rope, positions, kernels=KERNELS, eps=EPS)
+    for alone, together in zip(
+        weights.keys_values(rows, rope, positions, kernels=KERNELS, eps=EPS), (keys, values), strict=True
+    ):
+        torch.testing.assert_close(alone, together, rtol=0, atol=1e-12)
     assert queries.shape == (5, 4, spec.head_dim)
     assert keys.shape == values.shape == (5, spec.num_kv_heads, spec.head_dim)
     expected = dense_heads(rows, weights.q_proj, weights.q_norm, positions, spec, EPS)
@@ -64,6 +67,8 @@ def test_attention_projects_norms_and_rotates(index: int) -> None:
     torch.testing.assert_close(values.flatten(1), rows @ weights.v_proj.T, rtol=0, atol=1e-9)
     output = weights.output(queries, kernels=KERNELS)
     torch.testing.assert_close(output, queries.flatten(1) @ weights.o_proj.T, rtol=0, atol=1e-9)
+    added = weights.output(queries, kernels=KERNELS, residual=rows)
+    torch.testing.assert_close(added, output + rows, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
@@ -73,7 +78,10 @@ def test_mlp_gates(activation: str) -> None:
     gate = rows @ mlp.gate_proj.T
     gate = functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
     expected = (gate * (rows @ mlp.up_proj.T)) @ mlp.down_proj.T
-    torch.testing.assert_close(mlp.forward(rows, kernels=KERNELS, activation=activation), expected, rtol=0, atol=1e-9)
+    output = mlp.forward(rows, kernels=KERNELS, activation=activation)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-9)
+    added = mlp.forward(rows, kernels=KERNELS, activation=activation, residual=rows)
+    torch.testing.assert_close(added, output + rows, rtol=0, atol=1e-12)
 
 
 def test_soft_cap_bends_logits_and_its_absence_leaves_them() -> None:

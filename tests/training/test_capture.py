@@ -61,13 +61,13 @@ def test_fewer_and_shorter_texts_than_the_runner_holds() -> None:
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_fused_kernels_are_those_of_the_reference(activation: str) -> None:
     grid, reference = GridKernels(torch.float32), TorchKernels(torch.float32)
-    gate, up = torch.randn(2, 5, 32).unbind()
+    inputs, gate, up = torch.randn(5, 32), *torch.randn(2, 48, 32).unbind()
     torch.testing.assert_close(
-        grid.gated_activation(gate, up, activation=activation),
-        reference.gated_activation(gate, up, activation=activation),
+        grid.gated_linear(inputs, gate, up, activation=activation),
+        reference.gated_linear(inputs, gate, up, activation=activation),
     )
     weight = torch.rand(32)
-    torch.testing.assert_close(grid.rms_norm(gate, weight, eps=1e-6), reference.rms_norm(gate, weight, eps=1e-6))
+    torch.testing.assert_close(grid.rms_norm(inputs, weight, eps=1e-6), reference.rms_norm(inputs, weight, eps=1e-6))
 
 
 def test_norms_of_half_precision_are_taken_in_float32() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,7 @@ from outrider.engine.batch import CycleBatch, pack_rows
 from outrider.engine.proposer import Proposer
 from outrider.engine.rejection import DraftBlock, Verdict, accept_by_rejection, accept_matching, point_mass_block
 from outrider.engine.sampling import NoisePurpose, draw, filtered_probs, gumbel_noise, uniforms
-from outrider.models.attention import LayerCache
+from outrider.models.attention import LayerCaches
 from outrider.models.gemma import GemmaTarget
 
 
@@ -29,7 +28,7 @@ def run_cycle(
     batch: CycleBatch,
     *,
     target: GemmaTarget,
-    caches: Sequence[LayerCache],
+    caches: LayerCaches,
     proposer: Proposer | None,
     rows_per_pass: int | None,
 ) -> CycleResult:
@@ -42,9 +41,8 @@ def run_cycle(
 
     packed = pack_rows(batch, draft.token_ids, rows_per_pass=rows_per_pass)
     output = target.forward(packed.rows, caches, tap_layers=proposer.tap_layers if proposer else ())
-    logits = target.logits(output.hidden)
 
-    verdict, is_finite = accept(batch, draft, logits, packed.row_index)
+    verdict, is_finite = accept(batch, draft, target, output.hidden, packed.row_index)
 
     if proposer is not None and output.taps is not None:
         became_text = packed.slots <= verdict.num_accepted_tokens[packed.owners]
@@ -52,17 +50,25 @@ def run_cycle(
     return CycleResult(draft, verdict, is_finite)
 
 
-def accept(batch: CycleBatch, draft: DraftBlock, logits: Tensor, row_index: Tensor) -> tuple[Verdict, Tensor]:
-    """Judge drafts by logits [R, V], each request by its own rule; row_index int64 [Q, K + 1] finds its rows."""
-    best = logits.max(dim=-1)  # ties go to the lowest id; a NaN in a row is its maximum
-    chosen = best.indices[row_index]
-    is_finite = torch.isfinite(best.values[row_index]).all(dim=1)
-    for request, params in enumerate(batch.params):
-        if not params.is_greedy and params.seed is not None:
-            chosen[request] = match_choices(batch, request, logits[row_index[request]])
+def accept(
+    batch: CycleBatch, draft: DraftBlock, target: GemmaTarget, hidden: Tensor, row_index: Tensor
+) -> tuple[Verdict, Tensor]:
+    """Judge drafts by the target's last hidden states [R, N], each request by its own rule: verdict, is_finite [Q].
+
+    row_index int64 [Q, K + 1] finds a request's rows. A batch of greedy requests needs no logits, only the best ids.
+    """
+    is_sampled = [request for request, params in enumerate(batch.params) if not params.is_greedy]
+    logits = target.logits(hidden) if is_sampled else None
+    best_values, best_ids = target.best(hidden) if logits is None else logits.max(dim=-1)
+    is_finite = torch.isfinite(best_values[row_index]).all(dim=1)  # a NaN in a row is its best value
+    chosen = best_ids[row_index]
+    if logits is None:
+        return accept_matching(draft.token_ids, chosen, batch.draft_lengths), is_finite
+    matching = [request for request in is_sampled if batch.params[request].seed is not None]
+    for request in matching:
+        chosen[request] = match_choices(batch, request, logits[row_index[request]])
     verdict = accept_matching(draft.token_ids, chosen, batch.draft_lengths)
-    by_rejection = [i for i, p in enumerate(batch.params) if not p.is_greedy and p.seed is None]
-    for request in by_rejection:
+    for request in set(is_sampled) - set(matching):
         num_accepted, token_id = reject_or_keep(batch, request, draft, logits[row_index[request]])
         verdict.num_accepted_tokens[request], verdict.target_token_ids[request] = num_accepted, token_id
     return verdict, is_finite

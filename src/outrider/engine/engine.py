@@ -17,7 +17,7 @@ from outrider.engine.proposer import Proposer
 from outrider.engine.rejection import point_mass_block
 from outrider.engine.state import RequestState
 from outrider.errors import ConfigError, RequestError
-from outrider.models.attention import LayerCache, Rows
+from outrider.models.attention import LayerCaches, Rows
 from outrider.models.gemma import GemmaTarget
 from outrider.tokenizer import IncrementalDecoder, Tokenizer
 
@@ -60,7 +60,7 @@ class Engine:
     """One target, perhaps a proposer, and the requests that run on them."""
 
     target: GemmaTarget
-    caches: Sequence[LayerCache]
+    caches: LayerCaches
     proposer: Proposer | None
     tokenizer: Tokenizer | None
     config: EngineConfig
@@ -172,31 +172,32 @@ class Engine:
     def _prefill(self, request: RequestState) -> Chunk:
         taken = {other.seat for other in self.running}
         request.seat = next(seat for seat in range(self.config.max_seats) if seat not in taken)
-        logits = self._run_prompt(request)
+        hidden, last_row = self._run_prompt(request)
         batch = CycleBatch.at_prompt_end(request, self.target.device)
-        nothing = point_mass_block(batch.seats.new_empty(1, 0), logits.dtype)
-        verdict, is_finite = accept(batch, nothing, logits, batch.seats.new_zeros(1, 1))
+        nothing = point_mass_block(batch.seats.new_empty(1, 0), hidden.dtype)
+        verdict, is_finite = accept(batch, nothing, self.target, hidden, batch.seats.new_full((1, 1), last_row))
         if not bool(is_finite):
             return request.fail()
         self.running.append(request)
         return request.append(verdict.target_token_ids.tolist(), num_accepted_tokens=0)
 
-    def _run_prompt(self, request: RequestState) -> Tensor:
-        """Fill the caches with the prompt, chunk borders at fixed positions; return the last row's logits [1, V]."""
+    def _run_prompt(self, request: RequestState) -> tuple[Tensor, int]:
+        """Fill the caches with the prompt, chunk borders at fixed positions.
+
+        Returns hidden states [R, N] for the head and which of them is the prompt's last row.
+        """
         step = self.config.rows_per_pass or self.config.prefill_rows
         tap_layers = self.proposer.tap_layers if self.proposer else ()
         prompt = torch.tensor(request.prompt_token_ids, device=self.target.device)
-        last = prompt[:0]
         for start in range(0, len(prompt), step):
             rows = self._prompt_rows(prompt[start : start + step], start, request.seat)
             output = self.target.forward(rows, self.caches, tap_layers=tap_layers)
             if self.proposer is not None and output.taps is not None:
                 self.proposer.commit(output.taps, rows.seats, rows.positions)
-            last = output.hidden
-        end = (len(prompt) - 1) % step
+        last_row = (len(prompt) - 1) % step
         if self.config.rows_per_pass:  # with constant shapes the head, too, always sees the same number of rows
-            return self.target.logits(last)[end : end + 1]
-        return self.target.logits(last[end : end + 1])
+            return output.hidden, last_row
+        return output.hidden[last_row : last_row + 1], 0
 
     def _prompt_rows(self, token_ids: Tensor, start: int, seat: int) -> Rows:
         count, num_spare = len(token_ids), max(0, (self.config.rows_per_pass or 0) - len(token_ids))

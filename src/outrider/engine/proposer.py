@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -12,7 +11,7 @@ from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch
 from outrider.engine.rejection import DraftBlock
 from outrider.engine.sampling import NoisePurpose, draw, filtered_probs, gumbel_noise, uniforms
-from outrider.models.attention import LayerCache
+from outrider.models.attention import LayerCaches
 from outrider.models.dflash import BlockRows, DFlashDrafter
 
 MAX_CANDIDATES = 256  # drafts are drawn from, and stored as, the likeliest ids (design §4.3)
@@ -38,7 +37,7 @@ class Proposer(Protocol):
 class DFlashProposer:
     """Drafts with a DFlash model; its context cache is a pure function of the taps of committed tokens."""
 
-    def __init__(self, drafter: DFlashDrafter, caches: Sequence[LayerCache]) -> None:
+    def __init__(self, drafter: DFlashDrafter, caches: LayerCaches) -> None:
         self.drafter, self.caches = drafter, caches
         self.name = drafter.config.name
         self.max_draft_length = drafter.config.max_draft_length

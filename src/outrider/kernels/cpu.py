@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Hashable, Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +19,19 @@ from torch import Tensor
 from outrider.environment import num_usable_cores
 from outrider.errors import ConfigError
 from outrider.kernels.compiler import load_library
+from outrider.kernels.recording import Body, Recording, signature_of
 from outrider.weights.packed import DenseWeight, PackedWeight
 
 # As in cpu.c.
 TILE = 64  # outputs a tile
 LANES = 8  # a group of inputs is whole vectors of this many
 FLAG_DENSE, FLAG_OFFSETS, FLAG_HALF_SCALES = 1, 2, 4
+MAX_PARTS = 3  # weights one call multiplies the same inputs with
 
 DENSE_GROUP = 32  # inputs that are summed before they join the total, where a weight has no groups
 ARENA_BYTES = 64 << 20  # weights are laid out in pieces of this size; only what is written takes memory
 ALIGNMENT_BYTES = 64
+MAX_RECORDED_ROWS = 16  # a decoding pass; prefill is not bound by the interpreter
 
 _POINTER, _COUNT = c_void_p, c_int64
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -36,13 +40,15 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tile_bytes": (_COUNT, _COUNT, c_int32),
     "advise": (_POINTER, _COUNT),
     "pack": (_POINTER,) * 4,
-    "linear": (_POINTER, _COUNT, _POINTER, _POINTER),
+    "linears": (_POINTER, _COUNT, *(_POINTER,) * 7),
+    "gated_linear": (_POINTER, _COUNT, *(_POINTER,) * 3, c_int32),
+    "best": (_POINTER, _COUNT, *(_POINTER,) * 3),
     "embed": (_POINTER, _COUNT, _POINTER, _POINTER),
     "rms_norm": (*(_POINTER,) * 4, _COUNT, _COUNT, c_float),
     "head_norm_rope": (*(_POINTER,) * 6, _COUNT, _COUNT, _COUNT, c_float),
-    "gated_activation": (*(_POINTER,) * 3, _COUNT, c_int32),
     "write_cache": (*(_POINTER,) * 6, _COUNT, _COUNT, _COUNT),
     "attention": (*(_POINTER,) * 7, *(_COUNT,) * 5, c_float),
+    "replay": (_POINTER, _COUNT),
 }
 _RESULTS: dict[str, Any] = {"has_half": c_int32, "tile_bytes": c_int64}
 
@@ -85,20 +91,40 @@ class CpuKernels:
 
     def __init__(self, library: ctypes.CDLL, *, num_threads: int) -> None:
         """Call `library`, compiled from cpu.c, with `num_threads` threads (the process has one pool for all sets)."""
-        functions: dict[str, Any] = {}
+        self._functions: dict[str, Any] = {}
         for name, types in _SIGNATURES.items():
-            functions[name] = getattr(library, f"outrider_{name}")
-            functions[name].argtypes = types
-            functions[name].restype = _RESULTS.get(name)
-        functions["set_threads"](num_threads)
+            self._functions[name] = getattr(library, f"outrider_{name}")
+            self._functions[name].argtypes = types
+            self._functions[name].restype = _RESULTS.get(name)
+        self._functions["set_threads"](num_threads)
         self.num_threads = num_threads
-        self._keeps_half_scales = bool(functions["has_half"]())
-        self._tile_bytes, self._advise, self._pack = functions["tile_bytes"], functions["advise"], functions["pack"]
+        self._keeps_half_scales = bool(self._functions["has_half"]())
         self._arena = torch.empty(0, dtype=torch.uint8)  # what is left of the memory that weights are taken from
-        self._linear, self._embed = functions["linear"], functions["embed"]
-        self._rms_norm, self._head_norm_rope = functions["rms_norm"], functions["head_norm_rope"]
-        self._gated_activation = functions["gated_activation"]
-        self._write_cache, self._attention = functions["write_cache"], functions["attention"]
+        self._recording: Recording | None = None
+
+    def run(
+        self, body: Body, inputs: Sequence[Tensor], *, recordings: dict[Hashable, Any], key: Hashable
+    ) -> list[Tensor]:
+        """body(*inputs), recorded at first and replayed from then on where the inputs have few rows."""
+        if len(inputs[0]) > MAX_RECORDED_ROWS:
+            return body(*inputs)
+        key = (key, signature_of(inputs))
+        recording = recordings.get(key)
+        if recording is not None:
+            replayed: list[Tensor] = recording.replay(self._functions["replay"], inputs)
+            return replayed
+        self._recording = recording = Recording(inputs)
+        try:
+            outputs = recording.record(body)
+        finally:
+            self._recording = None
+        recordings[key] = recording
+        return outputs
+
+    def _call(self, name: str, *arguments: Any, kept: Sequence[Any]) -> None:
+        if self._recording is not None:
+            self._recording.note(name, arguments, _SIGNATURES[name], kept)
+        self._functions[name](*arguments)
 
     def pack(self, weight: PackedWeight) -> TiledWeight:
         """Lay a matrix [out, in] out in tiles; the numbers stay as they are."""
@@ -126,11 +152,11 @@ class CpuKernels:
         flags = FLAG_DENSE if scales is None else 0
         flags |= FLAG_HALF_SCALES if scales is not None and scales.dtype == torch.float16 else 0
         flags |= FLAG_OFFSETS if offsets is not None else 0
-        tile_bytes = self._tile_bytes(in_features, group_size, flags)
+        tile_bytes = self._functions["tile_bytes"](in_features, group_size, flags)
         storage = self._take(-(-out_features // TILE) * tile_bytes)
         struct = WeightStruct(storage.data_ptr(), out_features, in_features, group_size, tile_bytes, flags)
         values, scales = values.contiguous(), None if scales is None else scales.contiguous()
-        self._pack(ctypes.addressof(struct), values.data_ptr(), _pointer(scales), _pointer(offsets))
+        self._functions["pack"](ctypes.addressof(struct), values.data_ptr(), _pointer(scales), _pointer(offsets))
         return TiledWeight(name, storage, struct, ctypes.addressof(struct), out_features, in_features)
 
     def _take(self, num_bytes: int) -> Tensor:
@@ -138,22 +164,55 @@ class CpuKernels:
         reserved = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if reserved > len(self._arena):
             self._arena = torch.empty(max(reserved, ARENA_BYTES), dtype=torch.uint8)
-            self._advise(self._arena.data_ptr(), len(self._arena))
+            self._functions["advise"](self._arena.data_ptr(), len(self._arena))
         taken, self._arena = self._arena[:num_bytes], self._arena[reserved:]
         return taken
 
-    def linear(self, inputs: Tensor, weight: TiledWeight) -> Tensor:
-        """inputs [R, in] @ weight [out, in]^T -> [R, out]."""
+    def linear(self, inputs: Tensor, weight: TiledWeight, *, residual: Tensor | None = None) -> Tensor:
+        """inputs [R, in] @ weight [out, in]^T (+ residual [R, out]) -> [R, out]."""
+        return self._linears(inputs, (weight,), residual)[0]
+
+    def linears(self, inputs: Tensor, weights: Sequence[TiledWeight]) -> list[Tensor]:
+        """`linear` for up to three weights that read the same inputs, in one call."""
+        return self._linears(inputs, weights, None)
+
+    def _linears(self, inputs: Tensor, weights: Sequence[TiledWeight], residual: Tensor | None) -> list[Tensor]:
         inputs = _plain(inputs, torch.float32)
-        num_rows, in_features = inputs.shape
-        assert in_features == weight.in_features, (in_features, weight.name, weight.in_features)
-        outputs = inputs.new_empty(num_rows, weight.out_features)
-        self._linear(inputs.data_ptr(), num_rows, weight.address, outputs.data_ptr())
+        assert len(weights) <= MAX_PARTS, len(weights)
+        for weight in weights:
+            assert inputs.shape[1] == weight.in_features, (inputs.shape, weight.name, weight.in_features)
+        outputs = [inputs.new_empty(len(inputs), weight.out_features) for weight in weights]
+        if residual is not None:
+            residual = _plain(residual, torch.float32)
+            assert residual.shape == outputs[0].shape, (residual.shape, outputs[0].shape)
+        pairs: list[int | None] = [None] * (2 * MAX_PARTS)
+        pairs[: 2 * len(weights) : 2] = [weight.address for weight in weights]
+        pairs[1 : 2 * len(weights) : 2] = [output.data_ptr() for output in outputs]
+        kept = (inputs, residual, outputs)
+        self._call("linears", inputs.data_ptr(), len(inputs), _pointer(residual), *pairs, kept=kept)
+        return outputs
+
+    def gated_linear(self, inputs: Tensor, gate: TiledWeight, up: TiledWeight, *, activation: str) -> Tensor:
+        """activation(inputs @ gate^T) * (inputs @ up^T): [R, in] -> [R, out]."""
+        inputs = _plain(inputs, torch.float32)
+        assert gate.shape == up.shape == (gate.out_features, inputs.shape[1]), (inputs.shape, gate.shape, up.shape)
+        outputs = inputs.new_empty(len(inputs), gate.out_features)
+        addresses = inputs.data_ptr(), len(inputs), gate.address, up.address, outputs.data_ptr()
+        self._call("gated_linear", *addresses, activation != "silu", kept=(inputs, outputs))
         return outputs
 
     def logits(self, inputs: Tensor, weight: TiledWeight) -> Tensor:
         """`linear`: everything is float32 here."""
         return self.linear(inputs, weight)
+
+    def best(self, inputs: Tensor, weight: TiledWeight) -> tuple[Tensor, Tensor]:
+        """Largest logit of each row [R] and its index int64 [R]; the logits themselves are never stored."""
+        inputs = _plain(inputs, torch.float32)
+        assert inputs.shape[1] == weight.in_features, (inputs.shape, weight.name, weight.in_features)
+        values, indices = inputs.new_empty(len(inputs)), torch.empty(len(inputs), dtype=torch.int64)
+        addresses = inputs.data_ptr(), len(inputs), weight.address, values.data_ptr(), indices.data_ptr()
+        self._functions["best"](*addresses)
+        return values, indices
 
     def embed(self, token_ids: Tensor, weight: TiledWeight) -> Tensor:
         """Rows token_ids [R] of weight [V, N] -> [R, N]."""
@@ -162,7 +221,7 @@ class CpuKernels:
         if num_rows and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < weight.out_features:
             raise IndexError(f"token_ids are not all within the {weight.out_features} rows of {weight.name}.")
         outputs = torch.empty((num_rows, weight.in_features), dtype=torch.float32)
-        self._embed(token_ids.data_ptr(), num_rows, weight.address, outputs.data_ptr())
+        self._functions["embed"](token_ids.data_ptr(), num_rows, weight.address, outputs.data_ptr())
         return outputs
 
     def rms_norm(self, inputs: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -180,7 +239,8 @@ class CpuKernels:
         size = weight.shape[0]
         assert inputs.shape[-1] == size, (inputs.shape, size)
         addresses = inputs.data_ptr(), weight.data_ptr(), _pointer(residual), outputs.data_ptr()
-        self._rms_norm(*addresses, inputs.numel() // size, size, eps)
+        kept = (inputs, weight, residual, outputs)
+        self._call("rms_norm", *addresses, inputs.numel() // size, size, eps, kept=kept)
         return outputs
 
     def head_norm_rope(
@@ -191,16 +251,8 @@ class CpuKernels:
         cos, sin = _plain(cos, torch.float32), _plain(sin, torch.float32)
         outputs = torch.empty_like(heads)
         addresses = (heads.data_ptr(), _pointer(weight), cos.data_ptr(), sin.data_ptr(), positions.data_ptr())
-        self._head_norm_rope(*addresses, outputs.data_ptr(), *heads.shape, eps)
-        return outputs
-
-    def gated_activation(self, gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
-        """activation(gate) * up, [R, I]."""
-        gate, up = _plain(gate, torch.float32), _plain(up, torch.float32)
-        assert gate.shape == up.shape, (gate.shape, up.shape)
-        outputs = torch.empty_like(gate)
-        is_gelu = activation != "silu"
-        self._gated_activation(gate.data_ptr(), up.data_ptr(), outputs.data_ptr(), gate.numel(), is_gelu)
+        kept = (heads, weight, cos, sin, positions, outputs)
+        self._call("head_norm_rope", *addresses, outputs.data_ptr(), *heads.shape, eps, kept=kept)
         return outputs
 
     def write_cache(
@@ -212,8 +264,9 @@ class CpuKernels:
         _, num_slots, num_groups, head_size = cache_k.shape
         assert cache_k.is_contiguous(), "the cache is written in place"
         assert cache_v.is_contiguous(), "the cache is written in place"
-        addresses = (tensor.data_ptr() for tensor in (cache_k, cache_v, keys, values, seats, positions))
-        self._write_cache(*addresses, keys.shape[0], num_slots, num_groups * head_size)
+        tensors = (cache_k, cache_v, keys, values, seats, positions)
+        addresses = (tensor.data_ptr() for tensor in tensors)
+        self._call("write_cache", *addresses, keys.shape[0], num_slots, num_groups * head_size, kept=tensors)
 
     def attention(
         self,
@@ -236,7 +289,9 @@ class CpuKernels:
         _, num_slots, num_groups, _ = cache_k.shape
         keys_and_values = cache_k.data_ptr(), cache_v.data_ptr(), _pointer(fresh_k), _pointer(fresh_v)
         shape = num_rows, num_heads, num_groups, head_size, num_slots
-        self._attention(queries.data_ptr(), *keys_and_values, spans.data_ptr(), outputs.data_ptr(), *shape, scale)
+        addresses = queries.data_ptr(), *keys_and_values, spans.data_ptr(), outputs.data_ptr()
+        kept = (queries, cache_k, cache_v, fresh_k, fresh_v, spans, outputs)
+        self._call("attention", *addresses, *shape, scale, kept=kept)
         return outputs
 
 

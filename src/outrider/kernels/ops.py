@@ -7,6 +7,7 @@ twin of everything here and the specification; `cpu.py` is the compiled set for 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -36,12 +37,38 @@ class Kernels(Protocol):
         """Prepare a stored weight for `linear` and `embed` of this set."""
         ...
 
-    def linear(self, inputs: Tensor, weight: Any) -> Tensor:
-        """inputs [R, in] @ weight [out, in]^T -> [R, out]."""
+    def run(
+        self,
+        body: Callable[..., list[Tensor]],
+        inputs: Sequence[Tensor],
+        *,
+        recordings: dict[Hashable, Any],
+        key: Hashable,
+    ) -> list[Tensor]:
+        """body(*inputs); a set may record the body's calls in `recordings` under `key` and replay them later.
+
+        The body calls kernels on its inputs, on weights and on the caches that `recordings` belong to; nothing else.
+        """
+        ...
+
+    def linear(self, inputs: Tensor, weight: Any, *, residual: Tensor | None = None) -> Tensor:
+        """inputs [R, in] @ weight [out, in]^T (+ residual [R, out]) -> [R, out]."""
+        ...
+
+    def linears(self, inputs: Tensor, weights: Sequence[Any]) -> list[Tensor]:
+        """`linear` for up to three weights that read the same inputs."""
+        ...
+
+    def gated_linear(self, inputs: Tensor, gate: Any, up: Any, *, activation: str) -> Tensor:
+        """activation(inputs @ gate^T) * (inputs @ up^T), [R, I]; activation is 'gelu_tanh' or 'silu'."""
         ...
 
     def logits(self, inputs: Tensor, weight: Any) -> Tensor:
         """`linear` whose result is at least float32: [R, in] -> [R, out]. Half-precision logits would tie."""
+        ...
+
+    def best(self, inputs: Tensor, weight: Any) -> tuple[Tensor, Tensor]:
+        """Largest logit of each row [R] and its index int64 [R], as `logits(...).max(dim=-1)`: ties to the lower id."""
         ...
 
     def embed(self, token_ids: Tensor, weight: Any) -> Tensor:
@@ -63,10 +90,6 @@ class Kernels(Protocol):
 
         cos and sin are tables [P, D/2] indexed by positions int64 [R].
         """
-        ...
-
-    def gated_activation(self, gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
-        """activation(gate) * up, [R, I]; activation is 'gelu_tanh' or 'silu'."""
         ...
 
     def write_cache(

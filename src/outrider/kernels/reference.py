@@ -6,6 +6,9 @@ same launches whatever it carries.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -37,15 +40,43 @@ class TorchKernels:
         """The numbers of a weight, [out, in]."""
         return weight.dequantize(self.dtype, self.device)
 
-    def linear(self, inputs: Tensor, weight: Tensor) -> Tensor:
-        """inputs [R, in] @ weight [out, in]^T -> [R, out]."""
-        return functional.linear(inputs, weight)
+    def run(
+        self,
+        body: Callable[..., list[Tensor]],
+        inputs: Sequence[Tensor],
+        *,
+        recordings: dict[Hashable, Any],
+        key: Hashable,
+    ) -> list[Tensor]:
+        """body(*inputs): nothing is recorded."""
+        del recordings, key
+        return body(*inputs)
+
+    def linear(self, inputs: Tensor, weight: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """inputs [R, in] @ weight [out, in]^T (+ residual [R, out]) -> [R, out]."""
+        product = functional.linear(inputs, weight)
+        return product if residual is None else residual + product
+
+    def linears(self, inputs: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+        """`linear` for several weights that read the same inputs."""
+        return [functional.linear(inputs, weight) for weight in weights]
+
+    def gated_linear(self, inputs: Tensor, gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
+        """activation(inputs @ gate^T) * (inputs @ up^T)."""
+        wide = _widened(functional.linear(inputs, gate))
+        activated = functional.silu(wide) if activation == "silu" else functional.gelu(wide, approximate="tanh")
+        return (activated * _widened(functional.linear(inputs, up))).to(inputs.dtype)
 
     def logits(self, inputs: Tensor, weight: Tensor) -> Tensor:
         """`linear` with a float32 result (float64 for float64 inputs), so that half-precision logits do not tie."""
         if inputs.is_cuda and inputs.dtype != torch.float32 and inputs.dtype != torch.float64:
             return torch.mm(inputs, weight.t(), out_dtype=torch.float32)
         return _widened(functional.linear(inputs, weight))
+
+    def best(self, inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Largest logit of each row [R] and its index int64 [R]."""
+        largest = self.logits(inputs, weight).max(dim=-1)
+        return largest.values, largest.indices
 
     def embed(self, token_ids: Tensor, weight: Tensor) -> Tensor:
         """Rows token_ids [R] of weight [V, N] -> [R, N]."""
@@ -71,12 +102,6 @@ class TorchKernels:
         first, second = wide.chunk(2, dim=-1)
         rotated = torch.cat([first * row_cos - second * row_sin, second * row_cos + first * row_sin], dim=-1)
         return rotated.to(heads.dtype)
-
-    def gated_activation(self, gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
-        """activation(gate) * up."""
-        wide = _widened(gate)
-        activated = functional.silu(wide) if activation == "silu" else functional.gelu(wide, approximate="tanh")
-        return (activated * _widened(up)).to(gate.dtype)
 
     def write_cache(
         self, cache_k: Tensor, cache_v: Tensor, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,14 @@ class LayerCache(NamedTuple):
     values: Tensor
 
 
+class LayerCaches(list[LayerCache]):
+    """One LayerCache a layer, and what kernels recorded of passes over them: a recording holds their addresses."""
+
+    def __init__(self, layers: Iterable[LayerCache] = ()) -> None:
+        super().__init__(layers)
+        self.recordings: dict[Hashable, Any] = {}
+
+
 def num_cache_slots(window: int | None, *, context_length: int, max_rows: int) -> int:
     """Slots C of a layer: all positions for full attention, window + rows of one pass for a sliding window."""
     return context_length if window is None else min(context_length, window + max_rows)
@@ -36,9 +44,9 @@ def allocate_caches(
     max_rows: int,
     dtype: torch.dtype,
     device: torch.device | str,
-) -> list[LayerCache]:
+) -> LayerCaches:
     """One empty LayerCache a layer; `max_rows` is the most rows one request has in one pass."""
-    caches = []
+    caches = LayerCaches()
     for spec in layers:
         slots = num_cache_slots(spec.window, context_length=context_length, max_rows=max_rows)
         shape = (num_seats, slots, spec.num_kv_heads, spec.head_dim)

@@ -6,7 +6,7 @@ same projected target features at their true positions and to the block's own sl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.errors import WeightsError
 from outrider.kernels.ops import Kernels
-from outrider.models.attention import LayerCache, rope_table
+from outrider.models.attention import LayerCache, LayerCaches, rope_table
 from outrider.models.config import DrafterConfig, LayerSpec
 from outrider.models.gemma import GemmaTarget
 from outrider.models.layers import AttentionWeights, MlpWeights, WeightReader, soft_cap
@@ -34,6 +34,11 @@ class DFlashLayer:
     mlp: MlpWeights
     input_norm: Tensor
     post_attention_norm: Tensor
+
+    @property
+    def sight(self) -> tuple[int | None, bool]:
+        """What decides which keys a row sees; layers that share it share spans."""
+        return self.spec.window, self.is_causal
 
 
 @dataclass(frozen=True)
@@ -122,39 +127,50 @@ class DFlashDrafter:
         """Target taps [T, taps * N] -> the features every draft layer reads, [T, N]."""
         return self.kernels.rms_norm(self.kernels.linear(taps, self.fc), self.hidden_norm, eps=self.config.rms_norm_eps)
 
-    def write_context(self, taps: Tensor, seats: Tensor, positions: Tensor, caches: Sequence[LayerCache]) -> None:
+    def write_context(self, taps: Tensor, seats: Tensor, positions: Tensor, caches: LayerCaches) -> None:
         """Append context keys and values for committed rows: taps [T, taps * N], int64 [T] seats and positions."""
-        features = self.context_features(taps)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            keys, values = layer.attention.keys_values(
-                features, self._rope(layer), positions, kernels=self.kernels, eps=self.config.rms_norm_eps
-            )
-            self.kernels.write_cache(cache.keys, cache.values, keys, values, seats, positions)
+
+        def write(taps: Tensor, seats: Tensor, positions: Tensor) -> list[Tensor]:
+            features = self.context_features(taps)
+            for layer, cache in zip(self.layers, caches, strict=True):
+                keys, values = layer.attention.keys_values(
+                    features, self._rope(layer), positions, kernels=self.kernels, eps=self.config.rms_norm_eps
+                )
+                self.kernels.write_cache(cache.keys, cache.values, keys, values, seats, positions)
+            return []
+
+        self.kernels.run(write, (taps, seats, positions), recordings=caches.recordings, key="context")
 
     def _rope(self, layer: DFlashLayer) -> Any:
         return self.ropes[layer.spec.rope, layer.spec.head_dim]
 
-    def forward(self, block: BlockRows, caches: Sequence[LayerCache]) -> Tensor:
+    def forward(self, block: BlockRows, caches: LayerCaches) -> Tensor:
         """Run the block; return logits [requests, block_rows - 1, Vd] in at least float32. Caches are only read."""
         kernels, config = self.kernels, self.config
         scale = self.target.embedding_scale if config.scale_block_embeddings else 1.0
-        hidden = kernels.embed(block.token_ids, self.target.embedding) * scale
-        positions = block.positions
-        for layer, cache in zip(self.layers, caches, strict=True):
-            hidden = self._layer_forward(layer, cache, hidden, positions, block_spans(block, layer))
-        drafted = hidden.view(-1, block.block_rows, config.hidden_size)[:, 1:].reshape(-1, config.hidden_size)
-        normed = kernels.rms_norm(drafted, self.final_norm, eps=config.rms_norm_eps)
-        logits = soft_cap(kernels.logits(normed, self.head), config.final_logit_softcapping)
+        by_sight = {layer.sight: layer for layer in self.layers}
+        sights = list(by_sight)
+
+        def run_layers(hidden: Tensor, positions: Tensor, *spans: Tensor) -> list[Tensor]:
+            for layer, cache in zip(self.layers, caches, strict=True):
+                hidden = self._layer_forward(layer, cache, hidden, positions, spans[sights.index(layer.sight)])
+            return [kernels.rms_norm(hidden, self.final_norm, eps=config.rms_norm_eps)]
+
+        embeds = kernels.embed(block.token_ids, self.target.embedding) * scale
+        inputs = (embeds, block.positions, *(block_spans(block, layer) for layer in by_sight.values()))
+        (normed,) = kernels.run(run_layers, inputs, recordings=caches.recordings, key="block")
+        drafted = normed.view(-1, block.block_rows, config.hidden_size)[:, 1:].reshape(-1, config.hidden_size)
+        logits = soft_cap(kernels.logits(drafted, self.head), config.final_logit_softcapping)
         return logits.view(-1, block.block_rows - 1, config.draft_vocab_size)
 
     def _layer_forward(
         self, layer: DFlashLayer, cache: LayerCache, hidden: Tensor, positions: Tensor, spans: Tensor
     ) -> Tensor:
-        kernels, eps, attention, rope = self.kernels, self.config.rms_norm_eps, layer.attention, self._rope(layer)
+        kernels, eps, attention = self.kernels, self.config.rms_norm_eps, layer.attention
         normed = kernels.rms_norm(hidden, layer.input_norm, eps=eps)
-        fresh = attention.keys_values(normed, rope, positions, kernels=kernels, eps=eps)
+        queries, fresh = attention.queries_keys_values(normed, self._rope(layer), positions, kernels=kernels, eps=eps)
         attended = kernels.attention(
-            attention.queries(normed, rope, positions, kernels=kernels, eps=eps),
+            queries,
             cache.keys,
             cache.values,
             spans,
@@ -162,9 +178,9 @@ class DFlashDrafter:
             fresh_k=fresh.keys,
             fresh_v=fresh.values,
         )
-        hidden = hidden + attention.output(attended, kernels=kernels)
+        hidden = attention.output(attended, kernels=kernels, residual=hidden)
         normed = kernels.rms_norm(hidden, layer.post_attention_norm, eps=eps)
-        return hidden + layer.mlp.forward(normed, kernels=kernels, activation=self.config.activation)
+        return layer.mlp.forward(normed, kernels=kernels, activation=self.config.activation, residual=hidden)
 
 
 def block_spans(block: BlockRows, layer: DFlashLayer) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.ops import Kernels
-from outrider.models.attention import LayerCache, Rows, causal_spans, rope_table
+from outrider.models.attention import LayerCache, LayerCaches, Rows, causal_spans, rope_table
 from outrider.models.config import LayerSpec, TargetConfig
 from outrider.models.layers import AttentionWeights, MlpWeights, WeightReader, soft_cap
 from outrider.weights.loader import Checkpoint, TensorClaims
@@ -92,29 +92,34 @@ class GemmaTarget:
         """Scaled input embeddings: int64 [R] -> [R, N]."""
         return self.kernels.embed(token_ids, self.embedding) * self.embedding_scale
 
-    def forward(self, rows: Rows, caches: Sequence[LayerCache], *, tap_layers: Sequence[int] = ()) -> TargetOutput:
+    def forward(self, rows: Rows, caches: LayerCaches, *, tap_layers: Sequence[int] = ()) -> TargetOutput:
         """Run packed rows, write their keys and values, return hidden states and taps.
 
         Tap l is the output of decoder layer l (0-based), before any final norm (formats.md §2.1).
         """
-        hidden = self.embed(rows.token_ids)
-        windows = {spec.window for spec in self.config.layers}
-        spans = {window: causal_spans(rows.seats, rows.positions, window) for window in windows}
-        outputs: dict[int, Tensor] = {}
-        for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
-            hidden = self._layer_forward(layer, cache, hidden, rows, spans[layer.spec.window])
-            if index in tap_layers:
-                outputs[index] = hidden
-        taps = torch.cat([outputs[i] for i in tap_layers], dim=-1) if tap_layers else None
-        return TargetOutput(hidden, taps)
+        windows = sorted({spec.window for spec in self.config.layers}, key=lambda window: window or 0)
+        spans = [causal_spans(rows.seats, rows.positions, window) for window in windows]
 
-    def _layer_forward(self, layer: GemmaLayer, cache: LayerCache, hidden: Tensor, rows: Rows, spans: Tensor) -> Tensor:
+        def run_layers(hidden: Tensor, seats: Tensor, positions: Tensor, *spans: Tensor) -> list[Tensor]:
+            outputs: dict[int, Tensor] = {}
+            for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+                visible = spans[windows.index(layer.spec.window)]
+                hidden = outputs[index] = self._layer_forward(layer, cache, hidden, seats, positions, visible)
+            return [hidden, *(outputs[i] for i in tap_layers)]
+
+        inputs = (self.embed(rows.token_ids), rows.seats, rows.positions, *spans)
+        key = ("target", tuple(tap_layers))
+        hidden, *taps = self.kernels.run(run_layers, inputs, recordings=caches.recordings, key=key)
+        return TargetOutput(hidden, torch.cat(taps, dim=-1) if taps else None)
+
+    def _layer_forward(
+        self, layer: GemmaLayer, cache: LayerCache, hidden: Tensor, seats: Tensor, positions: Tensor, spans: Tensor
+    ) -> Tensor:
         kernels, eps, attention = self.kernels, self.config.rms_norm_eps, layer.attention
         rope = self.ropes[layer.spec.rope, layer.spec.head_dim]
         normed = kernels.rms_norm(hidden, layer.input_norm, eps=eps)
-        keys, values = attention.keys_values(normed, rope, rows.positions, kernels=kernels, eps=eps)
-        kernels.write_cache(cache.keys, cache.values, keys, values, rows.seats, rows.positions)
-        queries = attention.queries(normed, rope, rows.positions, kernels=kernels, eps=eps)
+        queries, fresh = attention.queries_keys_values(normed, rope, positions, kernels=kernels, eps=eps)
+        kernels.write_cache(cache.keys, cache.values, fresh.keys, fresh.values, seats, positions)
         attended = kernels.attention(queries, cache.keys, cache.values, spans, scale=self.config.attention_scale)
         mixed = attention.output(attended, kernels=kernels)
         hidden = kernels.rms_norm_add(mixed, layer.post_attention_norm, hidden, eps=eps)
@@ -126,3 +131,11 @@ class GemmaTarget:
         """Last layer's output [R, N] -> logits [R, V], at least float32, soft-capped where the model is."""
         normed = self.kernels.rms_norm(hidden, self.final_norm, eps=self.config.rms_norm_eps)
         return soft_cap(self.kernels.logits(normed, self.embedding), self.config.final_logit_softcapping)
+
+    def best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Largest logit [R] and its token id int64 [R] of each row, without storing logits where that can be."""
+        if self.config.final_logit_softcapping is not None:  # the cap rounds, so that different logits can tie
+            largest = self.logits(hidden).max(dim=-1)
+            return largest.values, largest.indices
+        normed = self.kernels.rms_norm(hidden, self.final_norm, eps=self.config.rms_norm_eps)
+        return self.kernels.best(normed, self.embedding)

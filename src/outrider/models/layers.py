@@ -59,23 +59,32 @@ class AttentionWeights:
             k_norm=reader.norm(f"{prefix}.k_norm.weight", spec.head_dim),
         )
 
-    def queries(self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float) -> Tensor:
-        """hidden [R, N] -> normed, rotated queries [R, H, D]."""
-        heads = kernels.linear(hidden, self.q_proj).view(len(hidden), -1, self.q_norm.shape[0])
-        return kernels.head_norm_rope(heads, self.q_norm, rope.cos, rope.sin, positions, eps=eps)
+    def queries_keys_values(
+        self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
+    ) -> tuple[Tensor, LayerCache]:
+        """hidden [R, N] -> normed, rotated queries [R, H, D] and keys with plain values, each [R, G, D]."""
+        queries, keys, values = kernels.linears(hidden, (self.q_proj, self.k_proj, self.v_proj))
+        heads = queries.view(len(hidden), -1, self.q_norm.shape[0])
+        queries = kernels.head_norm_rope(heads, self.q_norm, rope.cos, rope.sin, positions, eps=eps)
+        return queries, self._rotated(keys, values, rope, positions, kernels=kernels, eps=eps)
 
     def keys_values(
         self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
     ) -> LayerCache:
         """hidden [R, N] -> normed, rotated keys and plain values, each [R, G, D]."""
-        head_dim = self.k_norm.shape[0]
-        keys = kernels.linear(hidden, self.k_proj).view(len(hidden), -1, head_dim)
-        values = kernels.linear(hidden, self.v_proj).view(len(hidden), -1, head_dim)
-        return LayerCache(kernels.head_norm_rope(keys, self.k_norm, rope.cos, rope.sin, positions, eps=eps), values)
+        keys, values = kernels.linears(hidden, (self.k_proj, self.v_proj))
+        return self._rotated(keys, values, rope, positions, kernels=kernels, eps=eps)
 
-    def output(self, attended: Tensor, *, kernels: Kernels) -> Tensor:
-        """Attention result [R, H, D] -> [R, N]."""
-        return kernels.linear(attended.view(len(attended), -1), self.o_proj)
+    def _rotated(
+        self, keys: Tensor, values: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
+    ) -> LayerCache:
+        shape = (len(keys), -1, self.k_norm.shape[0])
+        rotated = kernels.head_norm_rope(keys.view(shape), self.k_norm, rope.cos, rope.sin, positions, eps=eps)
+        return LayerCache(rotated, values.view(shape))
+
+    def output(self, attended: Tensor, *, kernels: Kernels, residual: Tensor | None = None) -> Tensor:
+        """Attention result [R, H, D] (+ residual) -> [R, N]."""
+        return kernels.linear(attended.view(len(attended), -1), self.o_proj, residual=residual)
 
 
 @dataclass(frozen=True)
@@ -95,11 +104,10 @@ class MlpWeights:
             down_proj=reader.linear(f"{prefix}.down_proj.weight", hidden_size, intermediate_size),
         )
 
-    def forward(self, hidden: Tensor, *, kernels: Kernels, activation: str) -> Tensor:
-        """hidden [R, N] -> [R, N]."""
-        gate = kernels.linear(hidden, self.gate_proj)
-        up = kernels.linear(hidden, self.up_proj)
-        return kernels.linear(kernels.gated_activation(gate, up, activation=activation), self.down_proj)
+    def forward(self, hidden: Tensor, *, kernels: Kernels, activation: str, residual: Tensor | None = None) -> Tensor:
+        """hidden [R, N] (+ residual) -> [R, N]."""
+        gated = kernels.gated_linear(hidden, self.gate_proj, self.up_proj, activation=activation)
+        return kernels.linear(gated, self.down_proj, residual=residual)
 
 
 def soft_cap(logits: Tensor, cap: float | None) -> Tensor:

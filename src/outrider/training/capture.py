@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from outrider.errors import ConfigError
 from outrider.kernels.reference import TorchKernels
-from outrider.models.attention import LayerCache, Rows, allocate_caches
+from outrider.models.attention import LayerCache, LayerCaches, Rows, allocate_caches
 from outrider.models.gemma import GemmaTarget
 
 
@@ -28,10 +28,11 @@ class GridKernels(TorchKernels):
         """One fused call, float32 inside."""
         return functional.rms_norm(inputs.float(), weight.shape, weight, eps).to(inputs.dtype)
 
-    def gated_activation(self, gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
+    def gated_linear(self, inputs: Tensor, gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
         """In the tensors' own dtype; torch's activations are float32 inside."""
-        activated = functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
-        return activated * up
+        gated = functional.linear(inputs, gate)
+        activated = functional.silu(gated) if activation == "silu" else functional.gelu(gated, approximate="tanh")
+        return activated * functional.linear(inputs, up)
 
     def write_cache(
         self, cache_k: Tensor, cache_v: Tensor, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor
@@ -63,7 +64,7 @@ class GridRunner:
         if num_positions > window:
             raise ConfigError(f"sequence_tokens={num_positions} exceeds the target's sliding window of {window}.")
         self.target, self.num_sequences = target, num_sequences
-        self.caches: list[LayerCache] = allocate_caches(
+        self.caches = allocate_caches(
             target.config.layers,
             num_seats=num_sequences,
             context_length=num_positions,
@@ -92,7 +93,7 @@ class GridRunner:
         self._set_grid(first_position=0, num_positions=num_positions)
         positions = torch.arange(num_positions, device=token_ids.device).repeat(num_sequences)
         seats = self.seats[:num_sequences].repeat_interleave(num_positions)
-        caches = [LayerCache(keys[:num_sequences], values[:num_sequences]) for keys, values in self.caches]
+        caches = LayerCaches(LayerCache(keys[:num_sequences], values[:num_sequences]) for keys, values in self.caches)
         output = self.target.forward(Rows(token_ids.reshape(-1), seats, positions), caches, tap_layers=tap_layers)
         assert output.taps is not None
         return output.taps.view(num_sequences, num_positions, -1)

@@ -1,0 +1,89 @@
+"""Recorded passes: the calls a pass makes into the compiled kernels, kept and replayed by one call.
+
+A pass of a small model makes some hundred calls, and what they cost the interpreter is a fifth of its time. Addresses
+are recorded, so a recording lives with the caches it writes to and holds every tensor it names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import c_float, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# As `replay` in cpu.c numbers them.
+RECORDED_FUNCTIONS = ("linears", "gated_linear", "rms_norm", "head_norm_rope", "write_cache", "attention")
+MAX_ARGUMENTS = 13
+
+Body = Callable[..., list[Tensor]]
+
+
+class _Argument(ctypes.Union):
+    _fields_ = (("n", c_int64), ("f", c_float), ("p", c_void_p))
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (("function", c_int64), ("arguments", _Argument * MAX_ARGUMENTS))
+
+
+class Recording:
+    """One pass for inputs of fixed shapes."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        self.inputs = [tensor.clone() for tensor in inputs]
+        self.calls: list[_Call] = []
+        self.kept: list[Any] = []  # whatever the addresses point into
+        self.outputs: list[Tensor] = []
+        self.packed_calls: Any = None
+
+    def record(self, body: Body) -> list[Tensor]:
+        """Run the body on this recording's own inputs; the kernels must `note` their calls meanwhile."""
+        with _KernelsOnly():  # type: ignore[no-untyped-call]
+            self.outputs = body(*self.inputs)
+        self.packed_calls = (_Call * len(self.calls))(*self.calls)
+        return [output.clone() for output in self.outputs]
+
+    def note(self, function: str, arguments: Sequence[Any], types: Sequence[Any], kept: Sequence[Any]) -> None:
+        """Keep one call."""
+        call = _Call(RECORDED_FUNCTIONS.index(function))
+        for slot, value, kind in zip(call.arguments, arguments, types, strict=False):
+            if kind is c_float:
+                slot.f = value
+            else:
+                slot.n = value or 0
+        self.calls.append(call)
+        self.kept.append(kept)
+
+    def replay(self, replay: Callable[[Any, int], None], inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The pass again, on new inputs of the same shapes."""
+        for own, new in zip(self.inputs, inputs, strict=True):
+            own.copy_(new)
+        replay(self.packed_calls, len(self.packed_calls))
+        return [output.clone() for output in self.outputs]
+
+
+class _KernelsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses whatever a replay would leave out: every torch operation but views and allocations."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function._schema.name
+        is_view = (
+            not function._schema.is_mutable
+            and isinstance(result, Tensor)
+            and args
+            and isinstance(args[0], Tensor)
+            and result.untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr()
+        )
+        if not is_view and name not in ("aten::empty", "aten::new_empty", "aten::empty_like"):
+            raise AssertionError(f"a recorded pass may call kernels only, and this one calls {name}.")
+        return result
+
+
+def signature_of(inputs: Sequence[Tensor]) -> tuple[tuple[torch.Size, torch.dtype], ...]:
+    """What must agree for a recording to serve again."""
+    return tuple((tensor.shape, tensor.dtype) for tensor in inputs)
