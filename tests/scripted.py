@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -127,7 +128,7 @@ class TableTarget:
     def __init__(self, table: Tensor, *, eos_token_ids: tuple[int, ...] = ()) -> None:
         self.table, self.dtype, self.device = table.to(torch.float64), torch.float64, CPU
         self.config: Any = SimpleNamespace(vocab_size=len(table), layers=(), eos_token_ids=eos_token_ids)
-        self.kernels: Any = SimpleNamespace(name="table")
+        self.kernels: Any = SimpleNamespace(name="table", own_threads=nullcontext)
         self.passes: list[Rows] = []
 
     @staticmethod

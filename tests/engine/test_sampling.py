@@ -8,10 +8,12 @@ from scipy import stats
 
 from outrider.core import SamplingParams
 from outrider.engine.sampling import (
+    TOP_P_CANDIDATES,
     NoisePurpose,
     draw,
     filtered_probs,
     gumbel_noise,
+    gumbel_noise_of,
     philox,
     top_p_threshold,
     uniforms,
@@ -34,6 +36,7 @@ from tests.statistics import assert_frequencies
 def test_philox_gives_the_published_words(seed: int, counter: tuple[int, ...], words: tuple[int, ...]) -> None:
     c_0, c_1, c_2, c_3 = (torch.tensor([word]) for word in counter)
     assert tuple(int(word) for word in philox(torch.tensor([seed]), (c_0, c_1, c_2, c_3))) == words
+    assert tuple(philox(seed, counter)) == words  # type: ignore[arg-type]
 
 
 def test_philox_of_many_counters_is_philox_of_each() -> None:
@@ -45,14 +48,13 @@ def test_philox_of_many_counters_is_philox_of_each() -> None:
 
 
 def test_uniforms_are_uniform_and_differ_by_every_part_of_their_key() -> None:
-    slots = torch.arange(4000)
-    seeds, positions = torch.full_like(slots, 5), torch.full_like(slots, 9)
-    plain = uniforms(seeds, positions, slots, NoisePurpose.ACCEPT)
+    plain = uniforms(5, 9, 4000, NoisePurpose.ACCEPT)
     assert stats.kstest(plain.numpy(), "uniform").pvalue > 1e-4
+    assert torch.equal(uniforms(5, 9, 2, NoisePurpose.ACCEPT, first_slot=7), plain[7:9])
     others = [
-        uniforms(seeds + 1, positions, slots, NoisePurpose.ACCEPT),
-        uniforms(seeds, positions + 1, slots, NoisePurpose.ACCEPT),
-        uniforms(seeds, positions, slots, NoisePurpose.TARGET),
+        uniforms(6, 9, 4000, NoisePurpose.ACCEPT),
+        uniforms(5, 10, 4000, NoisePurpose.ACCEPT),
+        uniforms(5, 9, 4000, NoisePurpose.TARGET),
         plain.roll(1),
     ]
     assert all(not (plain == other).any() for other in others)
@@ -63,6 +65,8 @@ def test_gumbel_noise_is_gumbel_and_a_shorter_vocabulary_sees_its_beginning() ->
     noise = gumbel_noise(7, 12, 4001)
     assert stats.kstest(noise.numpy(), "gumbel_r").pvalue > 1e-4
     assert torch.equal(gumbel_noise(7, 12, 10), noise[:10])
+    some = torch.tensor([4000, 0, 17, 18])
+    assert torch.equal(gumbel_noise_of(7, 12, some), noise[some])
     assert not (gumbel_noise(8, 12, 10) == noise[:10]).any()
     assert not (gumbel_noise(7, 13, 10) == noise[:10]).any()
 
@@ -79,7 +83,7 @@ def threshold_by_sorting(probs: torch.Tensor, top_p: float) -> torch.Tensor:
 @pytest.mark.parametrize("top_p", [1e-9, 0.2, 0.5, 0.9, 0.999])
 def test_top_p_threshold_is_what_sorting_finds(dtype: torch.dtype, top_p: float) -> None:
     generator = torch.Generator().manual_seed(1)
-    for size in (1, 2, 17, 300):
+    for size in (1, 2, 17, 300, 3 * TOP_P_CANDIDATES):
         logits = (3 * torch.randn(size, generator=generator, dtype=dtype)).round(decimals=1)  # rounded: ties
         probs = logits.softmax(dim=-1)
         assert torch.equal(probs >= top_p_threshold(probs, top_p), probs >= threshold_by_sorting(probs, top_p))
@@ -124,7 +128,7 @@ def test_probabilities_left_are_in_proportion() -> None:
 
 
 def test_draw_follows_the_probabilities_and_takes_no_impossible_token() -> None:
-    uniform = uniforms(*(torch.arange(20_000) * step for step in (0, 1, 0)), NoisePurpose.TARGET)
+    uniform = uniforms(0, 1, 20_000, NoisePurpose.TARGET)
     weights = torch.tensor([0.0, 0.5, 0.0, 1.0, 0.5, 0.0])  # need not sum to 1
     assert_frequencies(draw(weights.expand(20_000, -1), uniform).tolist(), [0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
     ends = torch.tensor([2.0**-33, 1.0 - 2.0**-33], dtype=torch.float64)

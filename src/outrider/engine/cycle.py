@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider.engine.batch import CycleBatch, pack_rows
 from outrider.engine.proposer import Proposer
 from outrider.engine.rejection import DraftBlock, Verdict, accept_by_rejection, accept_matching, point_mass_block
-from outrider.engine.sampling import NoisePurpose, draw, filtered_probs, gumbel_noise, uniforms
+from outrider.engine.sampling import NoisePurpose, draw, filtered_probs, gumbel_noise, gumbel_noise_of, uniforms
 from outrider.models.attention import LayerCaches
 from outrider.models.gemma import GemmaTarget
 
@@ -58,19 +58,24 @@ def accept(
     row_index int64 [Q, K + 1] finds a request's rows. A batch of greedy requests needs no logits, only the best ids.
     """
     is_sampled = [request for request, params in enumerate(batch.params) if not params.is_greedy]
-    logits = target.logits(hidden) if is_sampled else None
-    best_values, best_ids = target.best(hidden) if logits is None else logits.max(dim=-1)
-    is_finite = torch.isfinite(best_values[row_index]).all(dim=1)  # a NaN in a row is its best value
-    chosen = best_ids[row_index]
-    if logits is None:
-        return accept_matching(draft.token_ids, chosen, batch.draft_lengths), is_finite
-    matching = [request for request in is_sampled if batch.params[request].seed is not None]
-    for request in matching:
-        chosen[request] = match_choices(batch, request, logits[row_index[request]])
+    if not is_sampled:
+        best_values, best_ids = target.best(hidden)
+        verdict = accept_matching(draft.token_ids, best_ids[row_index], batch.draft_lengths)
+        return verdict, torch.isfinite(best_values[row_index]).all(dim=1)  # a NaN in a row is its best value
+    logits = target.logits(hidden)
+    is_finite = torch.isfinite(logits.amax(dim=-1)[row_index]).all(dim=1)
+    chosen = row_index.new_zeros(row_index.shape)
+    for request, params in enumerate(batch.params):
+        rows = logits[row_index[request]]
+        if params.is_greedy:
+            chosen[request] = rows.argmax(dim=-1)
+        elif params.seed is not None:
+            chosen[request] = match_choices(batch, request, rows)
     verdict = accept_matching(draft.token_ids, chosen, batch.draft_lengths)
-    for request in set(is_sampled) - set(matching):
-        num_accepted, token_id = reject_or_keep(batch, request, draft, logits[row_index[request]])
-        verdict.num_accepted_tokens[request], verdict.target_token_ids[request] = num_accepted, token_id
+    for request in is_sampled:
+        if batch.params[request].seed is None:
+            num_accepted, token_id = reject_or_keep(batch, request, draft, logits[row_index[request]])
+            verdict.num_accepted_tokens[request], verdict.target_token_ids[request] = num_accepted, token_id
     return verdict, is_finite
 
 
@@ -79,25 +84,26 @@ def match_choices(batch: CycleBatch, request: int, logits: Tensor) -> Tensor:
     params, seed, anchor = batch.params[request], batch.noise_seeds[request], batch.host_positions[request]
     choices = []
     for slot, row in enumerate(logits[: batch.host_lengths[request] + 1]):
-        noise = gumbel_noise(seed, anchor + 1 + slot, row.shape[0], row.device)
-        choices.append((filtered_probs(row, params).to(torch.float64).log() + noise).argmax())
+        probs, position = filtered_probs(row, params), anchor + 1 + slot
+        ids = probs.nonzero().squeeze(-1)
+        is_few = 4 * len(ids) < len(probs)
+        noise = (
+            gumbel_noise_of(seed, position, ids) if is_few else gumbel_noise(seed, position, len(row), row.device)[ids]
+        )
+        choices.append(ids[(probs[ids].to(torch.float64).log() + noise).argmax()])
     choices += [choices[-1]] * (len(logits) - len(choices))
     return torch.stack(choices)
 
 
 def reject_or_keep(batch: CycleBatch, request: int, draft: DraftBlock, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Rejection sampling for one request with rows [K + 1, V]: (num_accepted, target token), int64 scalars."""
-    params, one = batch.params[request], slice(request, request + 1)
-    probs = torch.stack([filtered_probs(row, params) for row in logits])[None]
-    num_drafts = draft.token_ids.shape[1]
-    slots = torch.arange(num_drafts + 1, device=logits.device)
-    seeds = torch.full_like(slots, batch.noise_seeds[request])
-    anchors = torch.full_like(slots, batch.host_positions[request])
+    params, one, device = batch.params[request], slice(request, request + 1), logits.device
+    seed, anchor, num_drafts = batch.noise_seeds[request], batch.host_positions[request], draft.token_ids.shape[1]
     num_accepted, left = accept_by_rejection(
         DraftBlock(draft.token_ids[one], draft.candidate_ids[one], draft.candidate_probs[one]),
-        probs,
+        torch.stack([filtered_probs(row, params) for row in logits])[None],
         batch.draft_lengths[one],
-        uniforms(seeds, anchors, slots, NoisePurpose.ACCEPT)[None, :num_drafts],
+        uniforms(seed, anchor, num_drafts, NoisePurpose.ACCEPT, device=device)[None],
     )
-    token_id = draw(left[0], uniforms(seeds[:1], anchors[:1], slots[:1], NoisePurpose.TARGET)[0])
+    token_id = draw(left[0], uniforms(seed, anchor, 1, NoisePurpose.TARGET, device=device)[0])
     return num_accepted[0], token_id

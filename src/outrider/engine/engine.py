@@ -159,7 +159,8 @@ class Engine:
         if not self.has_work:
             return []
         has_seat = len(self.running) < self.config.max_seats
-        chunks = [self._prefill(self.waiting.popleft())] if self.waiting and has_seat else self._decode()
+        with self.target.kernels.own_threads():
+            chunks = [self._prefill(self.waiting.popleft())] if self.waiting and has_seat else self._decode()
         self.running = [request for request in self.running if request.finish_reason is None]
         return chunks
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch
 from outrider.engine.rejection import DraftBlock
-from outrider.engine.sampling import NoisePurpose, draw, filtered_probs, gumbel_noise, uniforms
+from outrider.engine.sampling import NoisePurpose, draw, filtered_probs, gumbel_noise_of, uniforms
 from outrider.models.attention import LayerCaches
 from outrider.models.dflash import BlockRows, DFlashDrafter
 
@@ -87,13 +87,10 @@ class DFlashProposer:
         params = batch.params[request]
         if params.is_greedy:
             return torch.zeros((), dtype=torch.int64, device=ids.device)
-        position = batch.host_positions[request] + 1 + slot
+        seed, anchor = batch.noise_seeds[request], batch.host_positions[request]
         if params.seed is not None:
-            noise = gumbel_noise(batch.noise_seeds[request], position, self.drafter.config.vocab_size, ids.device)
-            return (probs.to(torch.float64).log() + noise[ids]).argmax()
-        key = torch.tensor([batch.noise_seeds[request]], device=ids.device)
-        slots = torch.full_like(key, slot)
-        return draw(probs, uniforms(key, key * 0 + batch.host_positions[request], slots, NoisePurpose.DRAFT)[0])
+            return (probs.to(torch.float64).log() + gumbel_noise_of(seed, anchor + 1 + slot, ids)).argmax()
+        return draw(probs, uniforms(seed, anchor, 1, NoisePurpose.DRAFT, first_slot=slot, device=ids.device)[0])
 
 
 def candidate_probs(logits: Tensor, params: SamplingParams) -> Tensor:

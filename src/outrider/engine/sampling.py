@@ -8,6 +8,7 @@ row's probabilities never depend on how many rows were sampled with it (design Â
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ LOW_32 = 0xFFFFFFFF
 PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 PHILOX_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 PHILOX_ROUNDS = 10
+TOP_P_CANDIDATES = 1024  # likeliest ids among which top-p usually ends
+
+Word = Any  # an int, or an int64 tensor
+Device = torch.device | str
 
 
 class NoisePurpose(IntEnum):
@@ -29,8 +34,8 @@ class NoisePurpose(IntEnum):
     MATCH = 3  # shared by drafter and target
 
 
-def philox(seed: Tensor, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> list[Tensor]:
-    """Four 32-bit words, as int64 tensors, for each 64-bit seed and 128-bit counter (all int64, broadcastable)."""
+def philox(seed: Word, counter: tuple[Word, Word, Word, Word]) -> list[Word]:
+    """Four 32-bit words for each 64-bit seed and 128-bit counter; ints, or int64 tensors that broadcast."""
     key_0, key_1 = seed & LOW_32, (seed >> 32) & LOW_32
     c_0, c_1, c_2, c_3 = (word & LOW_32 for word in counter)
     for _ in range(PHILOX_ROUNDS):
@@ -42,26 +47,43 @@ def philox(seed: Tensor, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> list
     return [c_0, c_1, c_2, c_3]
 
 
-def uniforms(seeds: Tensor, positions: Tensor, slots: Tensor, purpose: NoisePurpose) -> Tensor:
-    """One float64 in (0, 1) for each (seed, position, slot), int64 tensors of one shape."""
-    words = philox(seeds, (slots, positions, torch.full_like(slots, int(purpose)), torch.zeros_like(slots)))
-    return (words[0].to(torch.float64) + 0.5) * 2.0**-32
+def uniforms(
+    seed: int, position: int, num_slots: int, purpose: NoisePurpose, *, first_slot: int = 0, device: Device = "cpu"
+) -> Tensor:
+    """One number in (0, 1) for each slot from first_slot on, float64 [num_slots]; all parts of the key matter."""
+    slots = range(first_slot, first_slot + num_slots)
+    words = [philox(seed, (slot, position, int(purpose), 0))[0] for slot in slots]
+    return (torch.tensor(words, dtype=torch.float64, device=device) + 0.5) * 2.0**-32
 
 
-def gumbel_noise(seed: int, position: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+def gumbel_noise(seed: int, position: int, count: int, device: Device = "cpu") -> Tensor:
     """Gumbel noise for `count` token ids at an absolute position, float64 [count], the same for drafter and target."""
     blocks = torch.arange((count + 3) // 4, device=device)
-    fixed = [torch.full_like(blocks, value) for value in (position, int(NoisePurpose.MATCH))]
-    words = philox(torch.full_like(blocks, seed), (blocks, fixed[0], fixed[1], torch.zeros_like(blocks)))
-    uniform = (torch.stack(words, dim=-1).view(-1)[:count].to(torch.float64) + 0.5) * 2.0**-32
-    return -torch.log(-torch.log(uniform))
+    words = philox(seed, (blocks, position, int(NoisePurpose.MATCH), 0))
+    return _gumbel(torch.stack(words, dim=-1).view(-1)[:count])
+
+
+def gumbel_noise_of(seed: int, position: int, token_ids: Tensor) -> Tensor:
+    """`gumbel_noise` of some token ids, int64 [n], alone: float64 [n]."""
+    words = philox(seed, (token_ids // 4, position, int(NoisePurpose.MATCH), 0))
+    return _gumbel(torch.stack(words, dim=-1).gather(-1, (token_ids % 4)[:, None]).squeeze(-1))
+
+
+def _gumbel(words: Tensor) -> Tensor:
+    return -torch.log(-torch.log((words.to(torch.float64) + 0.5) * 2.0**-32))
 
 
 def top_p_threshold(probs: Tensor, top_p: float) -> Tensor:
-    """Largest t such that the probs >= t of a row [V] sum to top_p or more; found by bisection on the bits of t.
+    """Largest t such that the probs >= t of a row [V] sum to top_p or more; 0 where rounding leaves less than top_p."""
+    top = probs.topk(min(TOP_P_CANDIDATES, len(probs))).values
+    reached = top.to(torch.float64).cumsum(dim=0) >= top_p
+    if bool(reached[-1]):
+        return top[reached.int().argmax()]
+    return _top_p_threshold_by_bisection(probs, top_p)
 
-    Non-negative floats order as their bit patterns do, so the answer is exact and takes no sort.
-    """
+
+def _top_p_threshold_by_bisection(probs: Tensor, top_p: float) -> Tensor:
+    """The same for a flat row: non-negative floats order as their bit patterns do, so this is exact without a sort."""
     bits_type = torch.int64 if probs.dtype == torch.float64 else torch.int32
     low = torch.zeros((), dtype=bits_type, device=probs.device)  # always reaches top_p
     high = probs.max().view(bits_type) + 1  # never does
@@ -79,9 +101,15 @@ def filtered_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     One rule for target and drafter rows; a drafter row may cover only its own candidates.
     """
     scaled = logits / params.temperature
-    if 0 < params.top_k < scaled.shape[0]:
-        kth = scaled.topk(params.top_k, sorted=True).values[-1]
-        scaled = scaled.masked_fill(scaled < kth, -torch.inf)
+    if not 0 < params.top_k < len(scaled):
+        return _filtered_by_chance(scaled, params)
+    kth = scaled.topk(params.top_k).values[-1]
+    kept = (~(scaled < kth)).nonzero().squeeze(-1)  # ties with the k-th as well, and everything where all is NaN
+    return torch.zeros_like(scaled).scatter_(0, kept, _filtered_by_chance(scaled[kept], params))
+
+
+def _filtered_by_chance(scaled: Tensor, params: SamplingParams) -> Tensor:
+    """Softmax of scaled logits [n], then top-p and min-p."""
     probs = scaled.softmax(dim=-1)
     if params.top_p < 1.0:
         probs = probs.masked_fill(probs < top_p_threshold(probs, params.top_p), 0.0)

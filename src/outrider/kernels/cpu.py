@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +126,16 @@ class CpuKernels:
         if self._recording is not None:
             self._recording.note(name, arguments, _SIGNATURES[name], kept)
         self._functions[name](*arguments)
+
+    @contextmanager
+    def own_threads(self) -> Iterator[None]:
+        """Torch keeps to one thread: its others spin on after each operation, on the cores these kernels need."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def pack(self, weight: PackedWeight) -> TiledWeight:
         """Lay a matrix [out, in] out in tiles; the numbers stay as they are."""

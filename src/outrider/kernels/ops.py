@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +33,10 @@ class Kernels(Protocol):
 
     name: str
     row_invariant: bool  # True where the contract above holds bit for bit
+
+    def own_threads(self) -> AbstractContextManager[None]:
+        """Decode inside this: torch keeps out of the way of a set that has threads of its own."""
+        ...
 
     def pack(self, weight: PackedWeight) -> Any:
         """Prepare a stored weight for `linear` and `embed` of this set."""

@@ -7,6 +7,7 @@ same launches whatever it carries.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -35,6 +36,10 @@ class TorchKernels:
         """Weights are kept dequantised, in `dtype` on `device`."""
         self.dtype = dtype
         self.device = torch.device(device)
+
+    def own_threads(self) -> AbstractContextManager[None]:
+        """Torch's threads are the only ones."""
+        return nullcontext()
 
     def pack(self, weight: PackedWeight) -> Tensor:
         """The numbers of a weight, [out, in]."""
