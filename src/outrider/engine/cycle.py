@@ -86,7 +86,8 @@ def match_choices(batch: CycleBatch, request: int, logits: Tensor) -> Tensor:
     for slot, row in enumerate(logits[: batch.host_lengths[request] + 1]):
         probs, position = filtered_probs(row, params), anchor + 1 + slot
         ids = probs.nonzero().squeeze(-1)
-        is_few = 4 * len(ids) < len(probs)
+        # One id alone costs as much noise as the four of its block.
+        is_few = 4 * len(ids) < len(row)
         noise = (
             gumbel_noise_of(seed, position, ids) if is_few else gumbel_noise(seed, position, len(row), row.device)[ids]
         )

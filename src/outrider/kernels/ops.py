@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigError
+from outrider.kernels.cpu import load_cpu_kernels
+from outrider.kernels.reference import TorchKernels
 from outrider.weights.locate import cache_dir
 from outrider.weights.packed import PackedWeight
 
 KERNEL_KINDS = ("auto", "cpu", "torch")
-
-# Columns of `spans`, int32 [R, 5]: what each query row of `attention` may see.
-SPAN_SEAT, SPAN_CONTEXT_START, SPAN_CONTEXT_END, SPAN_FRESH_START, SPAN_FRESH_END = range(5)
 
 
 class Kernels(Protocol):
@@ -132,10 +131,6 @@ def select_kernels(kind: str, *, dtype: torch.dtype, device: torch.device | str)
     'auto' takes the compiled set for float32 on a CPU where it compiles, with a warning where it does not, and torch
     products elsewhere; 'cpu' insists on the compiled set (ConfigError); 'torch' runs anywhere.
     """
-    # Both sets import the constants above.
-    from outrider.kernels.cpu import load_cpu_kernels
-    from outrider.kernels.reference import TorchKernels
-
     suits_cpu_kernels = torch.device(device).type == "cpu" and dtype == torch.float32
     if kind not in KERNEL_KINDS:
         raise ConfigError(f"kernels={kind!r} is unknown; choose one of {', '.join(KERNEL_KINDS)}.")

@@ -14,14 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.kernels.ops import (
-    SPAN_CONTEXT_END,
-    SPAN_CONTEXT_START,
-    SPAN_FRESH_END,
-    SPAN_FRESH_START,
-    SPAN_SEAT,
-)
 from outrider.weights.packed import PackedWeight
+
+# Columns of `spans`, int32 [R, 5]: what each query row of `attention` may see.
+SPAN_SEAT, SPAN_CONTEXT_START, SPAN_CONTEXT_END, SPAN_FRESH_START, SPAN_FRESH_END = range(5)
 
 ATTENTION_ROWS = 16  # rows whose keys and values are gathered at a time, to bound memory in prefill
 
