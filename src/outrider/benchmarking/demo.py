@@ -7,7 +7,7 @@ from the first token to the last. Prefill is reported beside it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -51,21 +51,30 @@ def run_prompt(backend: Backend, arm: str, index: int, prompt: str, params: Samp
     row = Row(arm, index, len(prompt_ids), 0.0, 0.0, [], "")
     seen = metrics.NgramSeen()
     is_repeat = [seen.push(token_id) for token_id in prompt_ids][-1]
-    started = time.perf_counter()
-    first = last = started
-    for chunk in backend.stream(prompt, params):
-        last = time.perf_counter()
+    for chunk, seconds in timed(backend.stream(prompt, params)):
         if not row.token_ids:
-            first = last
-        elif chunk.num_draft_tokens > 0:
-            count_cycle(row, chunk, is_repeat=is_repeat)
+            row.prefill_s = seconds
+        else:
+            row.decode_s += seconds
+            if chunk.num_draft_tokens > 0:
+                count_cycle(row, chunk, is_repeat=is_repeat)
         for token_id in chunk.token_ids:
             is_repeat = seen.push(token_id)
         row.token_ids += chunk.token_ids
         row.text += chunk.text
         on_chunk(arm, chunk)
-    row.prefill_s, row.decode_s = first - started, last - first
     return row
+
+
+def timed(chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, float]]:
+    """Each chunk and the seconds the backend took for it; what the caller does in between is free."""
+    while True:
+        started = time.perf_counter()
+        chunk = next(chunks, None)
+        seconds = time.perf_counter() - started
+        if chunk is None:
+            return
+        yield chunk, seconds
 
 
 def count_cycle(row: Row, chunk: Chunk, *, is_repeat: bool) -> None:

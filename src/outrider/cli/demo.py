@@ -19,7 +19,7 @@ from outrider.core import Chunk, SamplingParams
 from outrider.errors import ConfigError
 
 ACCEPTED_STYLE = "bold green"
-NUM_STREAMED_PROMPTS = 3  # shown in full; the rest runs behind a progress bar
+NUM_STREAMED_PROMPTS = 3  # shown as they are written; the rest runs behind a progress bar
 
 
 def demo(
@@ -50,6 +50,8 @@ def demo(
     config = measurement.DemoConfig(
         params=params, prompts=DEMO.prompts[:prompts], num_speculative_tokens=llm.num_speculative_tokens
     )
+    if not as_json:
+        console.print(Text.assemble("Tokens from ", ("accepted drafts", ACCEPTED_STYLE), " are marked."))
     rows = _run(arms, config, is_quiet=as_json)
     summary = measurement.summarize(rows, config)
     if record is not None:
@@ -57,7 +59,7 @@ def demo(
         described = [{"name": name, "backend": "local", "target": target or "embedded", **settings} for name in arms]
         raw = [measurement.row_as_dict(row) for row in rows]
         write_record(make_record("demo", workload=DEMO, arms=described, rows=raw, summary=summary), record)
-    emit_json(summary) if as_json else console.print(_table(summary))
+    emit_json(summary) if as_json else console.print("\n", _table(summary))
 
 
 def _load_arms(
@@ -79,26 +81,33 @@ def _load_arms(
 
 
 def _run(arms: dict[str, Any], config: measurement.DemoConfig, *, is_quiet: bool) -> list[measurement.Row]:
+    """All prompts on all arms: the first ones stream, both arms in turn, the others run behind a progress bar."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("prompts", total=len(config.prompts))
-        line = Text()
+    progress = Progress(*columns, console=console)
+    task = progress.add_task("prompts", total=len(config.prompts))
+    num_streamed = 0 if is_quiet else min(NUM_STREAMED_PROMPTS, len(config.prompts))
+    streaming = False
 
-        def on_prompt(index: int, arm: str, prompt: str) -> None:
-            nonlocal line
-            progress.update(task, completed=index, description=f"prompt {index + 1} ({arm})")
-            line = Text(prompt, style="dim")
+    def on_prompt(index: int, arm: str, prompt: str) -> None:
+        nonlocal streaming
+        streaming = index < num_streamed and arm != measurement.TORCH
+        if streaming:
+            heading = Text.assemble("\n\n", (f"{arm}  ", "bold"), (prompt, "dim"))
+            console.print(heading, end="", soft_wrap=True)
+        elif index >= num_streamed and not progress.live.is_started:
+            console.print("\n")
+            progress.start()
+        progress.update(task, completed=index, description=f"prompt {index + 1} ({arm})")
 
-        def on_chunk(arm: str, chunk: Chunk) -> None:
-            if is_quiet or arm != measurement.SPECULATIVE:
-                return
-            line.append_text(_marked(arms[arm], chunk))
-            is_shown = task is not None and (progress.tasks[0].completed or 0) < NUM_STREAMED_PROMPTS
-            if chunk.finish_reason is not None and is_shown:
-                progress.console.print(line, "\n")
+    def on_chunk(arm: str, chunk: Chunk) -> None:
+        if streaming:
+            console.print(_marked(arms[arm], chunk), end="", soft_wrap=True)
 
+    try:
         rows = measurement.run_demo(arms, config, on_chunk=on_chunk, on_prompt=on_prompt)
         progress.update(task, completed=len(config.prompts))
+    finally:
+        progress.stop()
     return rows
 
 
