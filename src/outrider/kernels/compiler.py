@@ -53,7 +53,7 @@ def load_library(cache_dir: Path, compilers: list[tuple[str, ...]] | None = None
 
 def compiled_library(compiler: tuple[str, ...], *, cache_dir: Path) -> Path:
     """Path of the library that `compiler` makes of cpu.c for this processor; compiles it where it is not there yet."""
-    source = SOURCE.read_bytes()
+    source = b"".join(path.read_bytes() for path in sorted(SOURCE.parent.glob("cpu*.[ch]")))
     facts = (*compiler, *FLAGS, platform.machine(), platform.system(), processor_flags())
     digest = hashlib.sha256(source + "\0".join(facts).encode()).hexdigest()
     library = cache_dir / "kernels" / f"{digest[:32]}.so"
