@@ -55,6 +55,10 @@ def test_values_that_mean_something_are_taken(values: dict[str, Any]) -> None:
         ("stop_strings", ("",)),
         ("stop_strings", tuple("ab" * MAX_STOP_STRINGS)),
         ("stop_token_ids", (-1,)),
+        ("stop_strings", None),
+        ("stop_strings", 5),
+        ("stop_token_ids", None),
+        ("stop_token_ids", 5),
     ],
 )
 def test_silly_values_are_refused_by_name(name: str, value: object) -> None:

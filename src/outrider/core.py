@@ -39,10 +39,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot mean anything, naming the field."""
-        if isinstance(self.stop_strings, str):
-            raise RequestError("stop_strings is a tuple of strings, not one string.")
-        object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("stop_strings", "stop_token_ids"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not isinstance(value, Sequence):
+                raise RequestError(f"{name}={value!r} is not a list. Give a list, empty for none.")
+            object.__setattr__(self, name, tuple(value))
         _check_number("temperature", self.temperature, low=0.0, high=100.0)
         _check_number("top_p", self.top_p, low=0.0, high=1.0, low_open=True)
         _check_number("min_p", self.min_p, low=0.0, high=1.0)

@@ -139,15 +139,35 @@ def test_end_tokens_are_the_models_and_the_tokenizers(embedded: LLM) -> None:
     assert both == {1, *embedded.tokenizer.eos_ids}
 
 
+@pytest.mark.parametrize("prompt", [None, 5, 1.5, b"bytes", ["a"], [1.5], [True, 2], ["a", "b"]])
+def test_what_is_no_prompt_is_refused(counting: LLM, prompt: Any) -> None:
+    with pytest.raises(RequestError, match="a prompt is text or a list of token ids"):
+        counting.generate([prompt])
+    with pytest.raises(RequestError, match="a prompt is text or a list of token ids"):
+        next(iter(counting.stream(prompt)))
+
+
+@pytest.mark.parametrize("params", [[SamplingParams()], {"max_tokens": 3}])
+def test_what_is_no_sampling_params_is_refused(counting: LLM, params: Any) -> None:
+    with pytest.raises(RequestError, match="params is one SamplingParams"):
+        counting.generate([[1, 2]], params)
+
+
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert resolve_device("auto") == resolve_device("cpu") == torch.device("cpu")
     with pytest.raises(ConfigError, match="no CUDA device"):
         resolve_device("cuda:0")
-    with pytest.raises(ConfigError, match="device='toaster'"):
-        resolve_device("toaster")
+    for name in ("toaster", "cpu:x", "cpu:9", "cuda:", "cuda:-1", "", "cuda:9999"):
+        with pytest.raises(ConfigError, match=f"device='{name}'"):
+            resolve_device(name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve_device("auto") == torch.device("cuda")
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ConfigError, match="sees 2 CUDA devices"):
+        resolve_device("cuda:2")
 
 
 def test_cuda_gets_constant_shapes_and_one_seat() -> None:

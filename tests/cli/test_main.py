@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from outrider.cli.main import main
+
+RECIPE = "recipes/gemma3-270m-dflash-cpu.toml"
 
 
 def test_help_names_every_command() -> None:
@@ -28,12 +31,33 @@ def test_help_names_every_command() -> None:
         (("generate", "Hi", "--target", "/no/such/file.gguf"), "/no/such/file.gguf"),
         (("generate", "Hi", "--kernels", "gpu"), "gpu"),
         (("generate", "Hi", "--context-length", "99999999"), "context_length=99999999"),
+        (("generate", "Hi", "--device", "cpu:x"), "device='cpu:x'"),
         (("demo", "--prompts", "0"), "prompts=0"),
+        (("demo", "--max-tokens", "1"), "max_tokens=1"),
+        (("demo", "--record", "README.md"), "README.md exists"),
+        (("demo", "--record", "/proc/no/demo.json"), "/proc/no/demo.json"),
+        (("demo", "--record", "/"), "--record /"),
+        (("train", "generate", RECIPE, "--data", "/proc/no/text.pt", "--device", "cpu"), "--data /proc/no/text.pt"),
+        (("train", "generate", RECIPE, "--data", "text.pt", "--device", "foo"), "device='foo'"),
+        (("train", "run", RECIPE, "--data", "/no/text.pt", "--out", "runs", "--device", "cpu"), "/no/text.pt"),
+        (("train", "run", RECIPE, "--data", RECIPE, "--out", "runs", "--device", "cpu"), f"{RECIPE} holds no text"),
+        (("train", "run", RECIPE, "--data", RECIPE, "--out", "/proc/no", "--device", "cpu"), "--out /proc/no"),
+        (
+            ("train", "run", RECIPE, "--data", RECIPE, "--out", "runs", "--checkpoint", "/proc/no/run.pt"),
+            "--checkpoint /proc/no/run.pt",
+        ),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_2(
-    arguments: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...],
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
+    for name in ("README.md", "recipes"):
+        (tmp_path / name).symlink_to(Path(__file__).parents[2] / name)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["outrider", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()

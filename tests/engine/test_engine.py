@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -229,8 +230,15 @@ def test_engines_that_cannot_work_are_refused(settings: dict[str, int], match: s
         {"prefill_rows": 0},
         {"num_speculative_tokens": -1},
         {"rows_per_pass": 0},
+        {"context_length": "a"},
+        {"context_length": None},
+        {"context_length": 2.5},
+        {"max_seats": "2"},
+        {"num_speculative_tokens": 1.5},
+        {"num_speculative_tokens": True},
+        {"seed": "a"},
     ],
 )
-def test_sizes_that_fit_nothing_are_refused(settings: dict[str, int]) -> None:
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         EngineConfig(**settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from outrider.core import Chunk, Generation, Prompt, SamplingParams
 from outrider.engine.engine import Engine, EngineConfig
 from outrider.engine.proposer import DFlashProposer, Proposer
 from outrider.engine.state import RequestState
-from outrider.errors import ConfigError, EngineFault
+from outrider.errors import ConfigError, EngineFault, RequestError
 from outrider.kernels.ops import select_kernels
 from outrider.models.attention import allocate_caches
 from outrider.models.gemma import GemmaTarget
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class LLM:
-    """A target, perhaps with a drafter, ready to write. Make one with `outrider.load`."""
+    """A target, perhaps with a drafter, ready to write. Make one with `outrider.load`; use it from one thread."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
         self.engine, self.tokenizer = engine, tokenizer
@@ -60,6 +61,9 @@ class LLM:
         """Token ids of a prompt; text gets a begin token, ids are taken as they are."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt) if prompt else []
+        is_ids = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
+        if not is_ids or any(type(token_id) is not int for token_id in prompt):
+            raise RequestError(f"a prompt is text or a list of token ids, not {prompt!r:.60}.")
         return list(prompt)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
@@ -147,11 +151,13 @@ def resolve_device(name: str) -> torch.device:
     """'auto' is CUDA where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.partition(":")[0] not in ("cpu", "cuda"):
-        raise ConfigError(f"device={name!r} is not known. Use 'auto', 'cpu' or 'cuda'.")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError("device='cuda', but torch sees no CUDA device. Use device='cpu'.")
-    return torch.device(name)
+    if re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name) is None:
+        raise ConfigError(f"device={name!r} is not known. Use 'auto', 'cpu', 'cuda' or 'cuda:N'.")
+    device = torch.device(name)
+    num_devices = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= num_devices:
+        raise ConfigError(f"device={name!r}, but torch sees {num_devices or 'no'} CUDA devices. Use device='cpu'.")
+    return device
 
 
 def resolve_config(config: EngineConfig, *, device: torch.device, max_positions: int) -> EngineConfig:

@@ -14,11 +14,12 @@ from outrider.benchmarking import demo as measurement
 from outrider.benchmarking.record import make_record, write_record
 from outrider.benchmarking.workloads import DEMO
 from outrider.cli import options
-from outrider.cli.output import console, emit_json, progress_line
+from outrider.cli.output import console, emit_json, progress_line, writable
 from outrider.core import Chunk, SamplingParams
 from outrider.errors import ConfigError
 
 ACCEPTED_STYLE = "bold green"
+MIN_TOKENS = 2
 NUM_STREAMED_PROMPTS = 3  # shown as they are written; the rest runs behind a progress bar
 
 
@@ -41,6 +42,10 @@ def demo(
     """Decode the same prompts with and without the drafter, in turn, and compare."""
     if not 1 <= prompts <= len(DEMO.prompts):
         raise ConfigError(f"prompts={prompts}, but the demo has {len(DEMO.prompts)}. Choose from 1 to that many.")
+    if max_tokens < MIN_TOKENS:
+        raise ConfigError(f"max_tokens={max_tokens} leaves nothing to time after the first token. Give at least 2.")
+    if record is not None and writable("--record", record).exists():
+        raise ConfigError(f"--record {record} exists, and records are never overwritten. Name a new file.")
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, ignore_eos=True
     )
@@ -54,12 +59,12 @@ def demo(
         console.print(Text.assemble("Tokens from ", ("accepted drafts", ACCEPTED_STYLE), " are marked."))
     rows = _run(arms, config, is_quiet=as_json)
     summary = measurement.summarize(rows, config)
+    emit_json(summary) if as_json else console.print("\n", _table(summary))
     if record is not None:
         settings = {"kernels": llm.kernels_name, "drafter": llm.drafter_name, "seed": seed}
         described = [{"name": name, "backend": "local", "target": target or "embedded", **settings} for name in arms]
         raw = [measurement.row_as_dict(row) for row in rows]
         write_record(make_record("demo", workload=DEMO, arms=described, rows=raw, summary=summary), record)
-    emit_json(summary) if as_json else console.print("\n", _table(summary))
 
 
 def _load_arms(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 
 import typer
 
@@ -23,6 +24,9 @@ app.add_typer(train.app, name="train")
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # text is never lost to a terminal that cannot show it
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except OutriderError as error:

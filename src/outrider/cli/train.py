@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.output import emit_json, progress_line
+from outrider.cli.output import emit_json, progress_line, writable
 from outrider.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Train a drafter on text that the target writes itself.")
@@ -23,7 +23,7 @@ EveryOption = Annotated[int, typer.Option(help="Steps from one writing of --chec
 StopOption = Annotated[
     float | None, typer.Option(help="Seconds of training, then write --checkpoint, export the drafter so far and end.")
 ]
-DeviceOption = Annotated[str, typer.Option(help="cuda or cpu.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cuda or cpu.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 
@@ -32,19 +32,17 @@ def generate(
     recipe: Annotated[Path, typer.Argument(help="A recipe file.")],
     data: DataOption,
     target: TargetOption = None,
-    device: DeviceOption = "cuda",
+    device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Write the recipe's training text to --data."""
-    import torch
-
+    from outrider.backends.local import resolve_device
     from outrider.training.config import load_recipe
     from outrider.training.pipeline import make_text
     from outrider.weights.locate import locate_target
 
-    facts = make_text(
-        locate_target(target), load_recipe(recipe), data, device=torch.device(device), progress=progress_line
-    )
+    loaded, place = load_recipe(recipe), resolve_device(device)
+    facts = make_text(locate_target(target), loaded, writable("--data", data), device=place, progress=progress_line)
     emit_json(facts) if as_json else progress_line(json.dumps(facts))
 
 
@@ -54,15 +52,14 @@ def run(
     data: DataOption,
     out: Annotated[Path, typer.Option(help="Directory for the drafters, one folder a recipe.")],
     target: TargetOption = None,
-    device: DeviceOption = "cuda",
+    device: DeviceOption = "auto",
     checkpoint: CheckpointOption = None,
     checkpoint_every_steps: EveryOption = 500,
     stop_after_s: StopOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train one drafter a recipe, all on the same text, and export each with its record."""
-    import torch
-
+    from outrider.backends.local import resolve_device
     from outrider.training.checkpoint import CheckpointOptions
     from outrider.training.config import load_recipe
     from outrider.training.pipeline import train_drafters
@@ -70,6 +67,7 @@ def run(
 
     keeping = None
     if checkpoint is not None:
+        writable("--checkpoint", checkpoint)
         keeping = CheckpointOptions(file=checkpoint, every_steps=checkpoint_every_steps, stop_after_s=stop_after_s)
     elif stop_after_s is not None:
         raise ConfigError("--stop-after-s leaves steps to be done. Say with --checkpoint FILE where to keep the run.")
@@ -77,8 +75,8 @@ def run(
         locate_target(target),
         [load_recipe(recipe) for recipe in recipes],
         data,
-        out,
-        device=torch.device(device),
+        writable("--out", out, is_directory=True),
+        device=resolve_device(device),
         progress=progress_line,
         keeping=keeping,
     )

@@ -41,13 +41,15 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes that no request fits in."""
-        for name, low in (("context_length", 2), ("max_seats", 1), ("prefill_rows", 1)):
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name}={getattr(self, name)} is too small. Give at least {low}.")
-        for name, low in (("num_speculative_tokens", 0), ("rows_per_pass", 1)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ConfigError(f"{name}={value} is too small. Give at least {low}, or None.")
+        lows = {"context_length": 2, "max_seats": 1, "prefill_rows": 1, "num_speculative_tokens": 0, "rows_per_pass": 1}
+        for name, low in lows.items():
+            value, may_be_none = getattr(self, name), name in ("num_speculative_tokens", "rows_per_pass")
+            if (value is None and may_be_none) or (type(value) is int and value >= low):
+                continue
+            none = ", or None" if may_be_none else ""
+            raise ConfigError(f"{name}={value!r} is not a whole number of at least {low}{none}.")
+        if type(self.seed) is not int:
+            raise ConfigError(f"seed={self.seed!r} is not a whole number.")
 
     @property
     def max_rows(self) -> int:
@@ -89,6 +91,8 @@ class Engine:
 
     def add(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> RequestState:
         """Queue a request; RequestError if it can never run."""
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params is one SamplingParams for all prompts, not {type(params).__name__}.")
         prompt = tuple(prompt_token_ids)
         self._check_prompt(prompt)
         room = self.config.context_length - len(prompt)

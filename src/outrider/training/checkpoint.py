@@ -28,13 +28,10 @@ class CheckpointOptions:
     stop_after_s: float | None = None  # None: to the last step
 
     def __post_init__(self) -> None:
-        if self.every_steps < 1 or (self.stop_after_s or 0.0) < 0.0:
+        if self.every_steps < 1 or not (self.stop_after_s or 0.0) >= 0.0:
             raise ConfigError(
                 f"every_steps={self.every_steps}, stop_after_s={self.stop_after_s}: at least 1 step and 0 s, please."
             )
-        if self.file.is_dir():
-            raise ConfigError(f"checkpoint {self.file} is a directory. Name a file.")
-        self.file.parent.mkdir(parents=True, exist_ok=True)
 
 
 def write_checkpoint(path: Path, run: TrainingRun, *, text: dict[str, Any]) -> None:

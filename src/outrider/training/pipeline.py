@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -76,9 +77,15 @@ def make_text(path: Path, recipe: Recipe, data: Path, *, device: torch.device, p
 
 def read_text(data: Path, *, device: torch.device) -> tuple[dict[str, Any], list[TextBatch]]:
     """What `make_text` saved."""
-    with torch.serialization.safe_globals([TextBatch, TextKind]):
-        saved = torch.load(data, map_location=device, weights_only=True)
-    return saved["facts"], saved["batches"]
+    try:
+        with torch.serialization.safe_globals([TextBatch, TextKind]):
+            saved = torch.load(data, map_location=device, weights_only=True)
+        return saved["facts"], saved["batches"]
+    except (OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.80}"
+        raise ConfigError(
+            f"{data} holds no text of `outrider train generate` ({reason}). Name its --data file."
+        ) from error
 
 
 def train_drafters(
@@ -98,8 +105,8 @@ def train_drafters(
     early: what is exported then is the drafter so far.
     """
     _check_alike(recipes)
-    checkpoint, target = open_target(path, recipes[0], device=device)
     facts, batches = read_text(data, device=device)
+    checkpoint, target = open_target(path, recipes[0], device=device)
     if facts["target_sha256"] != checkpoint.source_sha256:
         raise ConfigError(f"{data} was written by another target ({facts['target_sha256'][:12]}). Generate it again.")
     if batches[0].taps is not None:
