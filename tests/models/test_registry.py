@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outrider.errors import DrafterMismatchError, UnsupportedModelError
+from outrider.errors import DrafterMismatchError, UnsupportedModelError, WeightsError
 from outrider.models.registry import drafter_config, load_drafter, target_config
 from tests.models.test_config import DRAFTER, GEMMA3
 from tests.toy import toy_checkpoint, toy_drafter_config, toy_drafter_tensors, toy_target, toy_target_config
@@ -40,6 +40,16 @@ def test_target_is_chosen_by_model_type() -> None:
 def test_an_unknown_target_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModelError, match="gemma3_text"):
         target_config(replace(toy_checkpoint(toy_target_config()), config=config))
+
+
+@pytest.mark.parametrize("is_directory", [True, False])
+def test_a_refusal_names_the_file_that_declares_it(is_directory: bool, tmp_path: Path) -> None:
+    if is_directory:
+        (tmp_path / "config.json").touch()
+    config = {**GEMMA3, "model_type": "gemma3_text", "head_dim": 0}
+    checkpoint = replace(toy_checkpoint(toy_target_config()), config=config, source=tmp_path)
+    with pytest.raises(WeightsError, match=f"^{tmp_path / 'config.json' if is_directory else tmp_path} has head_dim=0"):
+        target_config(checkpoint)
 
 
 @pytest.mark.parametrize("architectures", [None, [], ["EagleModel"]])

@@ -10,10 +10,17 @@ import pytest
 import torch
 
 from outrider.errors import UnsupportedModelError, WeightsError
+from outrider.weights import gguf
 from outrider.weights.gguf import gguf_config, gguf_tensors, open_gemma_gguf
 from outrider.weights.gguf_file import GgufFile
 from outrider.weights.loader import Checkpoint
 from tests.weights.tiny_gguf import LAYERS, write_tiny_gguf
+
+
+@pytest.fixture(scope="module")
+def tiny_header(tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
+    """One small sound file for all that only look at its metadata."""
+    return open_gemma_gguf(write_tiny_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf"))
 
 
 def with_metadata(file: GgufFile, **changes: Any) -> GgufFile:
@@ -103,15 +110,63 @@ def test_unknown_tensor_is_named(tmp_path: Path) -> None:
 
 def test_missing_metadata_is_named(tiny_gguf: Path) -> None:
     file = with_metadata(open_gemma_gguf(tiny_gguf), gemma3__attention__sliding_window=None)
-    with pytest.raises(WeightsError, match=r"tiny\.gguf lacks the metadata gemma3\.attention\.sliding_window"):
+    with pytest.raises(WeightsError, match=r"tiny\.gguf lacks gemma3\.attention\.sliding_window; expected a whole"):
         gguf_config(file)
 
 
-@pytest.mark.parametrize("value", [[1, 2], "4", True])
-def test_metadata_of_the_wrong_kind_is_named(tiny_gguf: Path, value: Any) -> None:
-    file = with_metadata(open_gemma_gguf(tiny_gguf), gemma3__attention__head_count=value)
-    with pytest.raises(WeightsError, match=r"gemma3\.attention\.head_count=.* is not one number"):
+NAN, INF = float("nan"), float("inf")
+NO_SIZE = [0, -1, 2.5, NAN, INF, 2**63, "4", "", [1, 2], True]
+NO_NUMBER = [0, -1, NAN, INF, "x", [1], True]
+BAD: dict[str, list[Any]] = {
+    **{
+        f"gemma3.{name}": NO_SIZE
+        for name in (
+            "block_count",
+            "context_length",
+            "embedding_length",
+            "feed_forward_length",
+            "attention.head_count",
+            "attention.head_count_kv",
+            "attention.key_length",
+            "attention.value_length",
+            "attention.sliding_window",
+            "attention.sliding_window_pattern",
+        )
+    },
+    "gemma3.attention.layer_norm_rms_epsilon": NO_NUMBER,
+    "gemma3.rope.freq_base": NO_NUMBER,
+    "gemma3.rope.freq_base_swa": NO_NUMBER,
+    "gemma3.attn_logit_softcapping": NO_NUMBER,
+    "gemma3.final_logit_softcapping": NO_NUMBER,
+    "gemma3.rope.scaling.type": [1, [], True],
+    "tokenizer.ggml.tokens": ["x", 1, [1], True],
+    "tokenizer.ggml.bos_token_id": [-1, 272, 2.5, "x", [1], True],
+    "tokenizer.ggml.eos_token_id": [-1, 272, 2.5, "x", [1], True],
+    "tokenizer.ggml.padding_token_id": [-1, 2.5, "x", [1], True],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in BAD.items() for value in values])
+def test_metadata_of_the_wrong_kind_or_range_is_named(tiny_header: GgufFile, key: str, value: Any) -> None:
+    """Seen red: reading metadata as it stands, numbers of any size included."""
+    file = replace(tiny_header, metadata={**tiny_header.metadata, key: value})
+    with pytest.raises(WeightsError, match=rf"tiny\.gguf has {key}=.*; expected "):
         gguf_config(file)
+
+
+@pytest.mark.parametrize("factor", [None, *NO_NUMBER])
+def test_a_scaling_without_its_factor_is_refused(tiny_header: GgufFile, factor: Any) -> None:
+    changes = {"gemma3__rope__scaling__type": "linear", "gemma3__rope__scaling__factor": factor}
+    with pytest.raises(WeightsError, match=r"gemma3\.rope\.scaling\.factor"):
+        gguf_config(with_metadata(tiny_header, **changes))
+
+
+@pytest.mark.parametrize("count", ["2", 2.5, [2], True, -1])
+def test_a_split_count_that_is_none_is_named(tiny_gguf: Path, count: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = with_metadata(open_gemma_gguf(tiny_gguf), split__count=count)
+    monkeypatch.setattr(gguf, "read_gguf", lambda path: file)
+    with pytest.raises(WeightsError, match=r"tiny\.gguf has split\.count=.*; expected a whole number"):
+        open_gemma_gguf(tiny_gguf)
 
 
 def test_query_scale_of_the_27b(tiny_gguf: Path) -> None:

@@ -61,3 +61,22 @@ def test_vocabularies_that_do_not_add_up_are_refused(tiny: GgufFile) -> None:
         tokenizer_json(with_metadata(tiny, "tokenizer.ggml.token_type", [1, 2]))
     with pytest.raises(WeightsError, match="lists a token twice"):
         tokenizer_json(with_metadata(tiny, "tokenizer.ggml.tokens", [*TOKENS[:-1], TOKENS[0]]))
+
+
+NO_TOKEN_ID = [-1, len(TOKENS), 2.5, float("nan"), "x", [1], True]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("bos_token_id", value) for value in NO_TOKEN_ID),
+        *(("unknown_token_id", value) for value in NO_TOKEN_ID),
+        *(("add_bos_token", value) for value in (0, 1, "x", [])),
+        *(("tokens", value) for value in ("x", 1, [1], True)),
+        *(("token_type", value) for value in ("x", 1, ["a"], [2.5])),
+    ],
+)
+def test_fields_of_the_wrong_kind_or_range_are_named(tiny: GgufFile, key: str, value: Any) -> None:
+    """Seen red: taking ids as they stand, which indexed past the vocabulary."""
+    with pytest.raises(WeightsError, match=rf"tiny\.gguf has tokenizer\.ggml\.{key}=.*; expected "):
+        tokenizer_json(with_metadata(tiny, f"tokenizer.ggml.{key}", value))

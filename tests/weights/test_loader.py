@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from outrider.weights.packed import DenseWeight, PackedWeight
 SECOND_LOAD_LIMIT_S = 5.0
 
 
-def write_directory(path: Path, *, model_type: str = "gemma3_text") -> Path:
+def write_directory(path: Path, *, model_type: Any = "gemma3_text") -> Path:
     path.mkdir()
     (path / "config.json").write_text(json.dumps({"model_type": model_type}))
     save_file({"model.norm.weight": torch.ones(4)}, path / "model.safetensors")
@@ -78,6 +79,14 @@ def test_directory(cache: Path, tmp_path: Path) -> None:
 def test_unknown_model_type_is_named(cache: Path, tmp_path: Path) -> None:
     path = write_directory(tmp_path / "m", model_type="llama")
     with pytest.raises(UnsupportedModelError, match=r"config\.json has model_type 'llama'; supported: gemma3_text"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("model_type", [[], {}, 1])
+def test_model_type_of_the_wrong_kind_is_named(cache: Path, tmp_path: Path, model_type: Any) -> None:
+    """Seen red: looking it up as it stands, which a list or a table cannot be."""
+    path = write_directory(tmp_path / "m", model_type=model_type)
+    with pytest.raises(WeightsError, match=r"config\.json has model_type=.*; expected a string"):
         load_checkpoint(path)
 
 

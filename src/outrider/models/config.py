@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from outrider.errors import DrafterMismatchError, UnsupportedModelError, WeightsError
+from outrider.weights.fields import Fields
 
 
 class LayerKind(Enum):
@@ -15,6 +15,12 @@ class LayerKind(Enum):
 
     FULL = "full_attention"
     SLIDING = "sliding_attention"
+
+
+# More than any model has: what a broken config asks for beyond them would only exhaust the memory.
+_MAX_LAYERS = 1024
+_MAX_BLOCK_SIZE = 1024
+_DEFAULT_THETAS = {LayerKind.FULL: 1_000_000.0, LayerKind.SLIDING: 10_000.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,90 +66,96 @@ class TargetConfig:
         return math.sqrt(self.hidden_size)
 
 
-def _require(config: dict[str, Any], *names: str) -> list[Any]:
-    missing = [name for name in names if config.get(name) is None]
-    if missing:
-        raise WeightsError(f"config lacks {', '.join(missing)}. Is its config.json complete?")
-    return [config[name] for name in names]
-
-
-def _layer_kinds(config: dict[str, Any], num_layers: int) -> list[LayerKind]:
-    names = config.get("layer_types")
+def _layer_kinds(fields: Fields, num_layers: int) -> list[LayerKind]:
+    names = fields.texts("layer_types", default=None)
     if names is None:
-        period = config.get("sliding_window_pattern", 6)
-        names = ["full_attention" if (i + 1) % period == 0 else "sliding_attention" for i in range(num_layers)]
+        period = fields.integer("sliding_window_pattern", low=1, default=6)
+        return [LayerKind.SLIDING if (i + 1) % period else LayerKind.FULL for i in range(num_layers)]
     if len(names) != num_layers:
-        raise WeightsError(f"config lists {len(names)} layer_types for num_hidden_layers={num_layers}.")
+        raise WeightsError(f"{fields.source} lists {len(names)} layer_types for num_hidden_layers={num_layers}.")
     known = [kind.value for kind in LayerKind]
-    unknown = sorted({str(name) for name in names} - set(known))
+    unknown = sorted(set(names) - set(known))
     if unknown:
         raise UnsupportedModelError(f"layer_types {unknown} are not supported; {' and '.join(known)} are.")
     return [LayerKind(name) for name in names]
 
 
-def _rope_spec(entry: dict[str, Any], default_theta: float) -> RopeSpec:
-    """One entry of `rope_parameters`."""
-    rope_type = entry.get("rope_type") or entry.get("type") or "default"
+def _rope_spec(fields: Fields, *, theta: float) -> RopeSpec:
+    """One entry of `rope_parameters`; its own `rope_theta` wins over `theta`."""
+    rope_type = fields.text("rope_type", default=None) or fields.text("type", default="default")
     if rope_type not in ("default", "linear"):
         raise UnsupportedModelError(f"rope_type {rope_type!r} is not supported; default and linear are.")
-    factor = entry.get("factor", 1.0) if rope_type == "linear" else 1.0
-    return RopeSpec(theta=float(entry.get("rope_theta") or default_theta), factor=float(factor))
+    factor = fields.number("factor") if rope_type == "linear" else 1.0
+    return RopeSpec(theta=fields.number("rope_theta", default=theta), factor=factor)
 
 
-def _gemma3_rope(config: dict[str, Any]) -> dict[LayerKind, RopeSpec]:
-    parameters = config.get("rope_parameters")
-    if parameters is None:  # the layout before transformers 5
-        scaling = config.get("rope_scaling") or {}
-        parameters = {
-            LayerKind.FULL.value: {"rope_theta": config.get("rope_theta", 1_000_000.0), **scaling},
-            LayerKind.SLIDING.value: {"rope_theta": config.get("rope_local_base_freq", 10_000.0)},
-        }
-    missing = [kind.value for kind in LayerKind if kind.value not in parameters]
-    if missing:
-        raise WeightsError(f"config's rope_parameters lack {', '.join(missing)}. Is its config.json complete?")
-    defaults = {LayerKind.FULL: 1_000_000.0, LayerKind.SLIDING: 10_000.0}
-    return {kind: _rope_spec(parameters[kind.value], defaults[kind]) for kind in LayerKind}
+def _gemma3_rope(fields: Fields) -> dict[LayerKind, RopeSpec]:
+    if "rope_parameters" in fields:
+        by_kind = fields.table("rope_parameters")
+        return {kind: _rope_spec(by_kind.table(kind.value), theta=_DEFAULT_THETAS[kind]) for kind in LayerKind}
+    theta = fields.number("rope_theta", default=_DEFAULT_THETAS[LayerKind.FULL])  # the layout before transformers 5
+    local_theta = fields.number("rope_local_base_freq", default=_DEFAULT_THETAS[LayerKind.SLIDING])
+    return {
+        LayerKind.FULL: _rope_spec(fields.table("rope_scaling", optional=True), theta=theta),
+        LayerKind.SLIDING: RopeSpec(theta=local_theta),
+    }
 
 
-def gemma3_config(config: dict[str, Any], *, norm_offset: float) -> TargetConfig:
+def _refuse_what_gemma3_lacks(fields: Fields) -> None:
+    activation = fields.text("hidden_activation", default="gelu_pytorch_tanh")
+    if activation != "gelu_pytorch_tanh":
+        raise UnsupportedModelError(f"hidden_activation {activation!r} is not supported for gemma3.")
+    if fields.number("attn_logit_softcapping", default=None) is not None:
+        raise UnsupportedModelError("attn_logit_softcapping is not supported; no released Gemma 3 sets it.")
+    if fields.boolean("use_bidirectional_attention", default=None):
+        raise UnsupportedModelError("use_bidirectional_attention makes an encoder; only decoders can be served.")
+    if not fields.boolean("tie_word_embeddings", default=True):
+        raise UnsupportedModelError(
+            f"{fields.source} has tie_word_embeddings=False: a head of its own (lm_head.weight) is not supported; "
+            "every released Gemma 3 shares the embedding."
+        )
+
+
+def _end_token_ids(fields: Fields) -> tuple[int, ...]:
+    """One id, a list of them, or none."""
+    if fields.is_list("eos_token_id"):
+        return tuple(fields.integers("eos_token_id"))
+    token_id = fields.integer("eos_token_id", low=0, default=None)
+    return () if token_id is None else (token_id,)
+
+
+def gemma3_config(fields: Fields, *, norm_offset: float) -> TargetConfig:
     """Read a Hugging Face style `gemma3_text` config (formats.md §1.0)."""
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-    vocab_size, hidden_size, intermediate_size, num_layers = _require(config, *names)
-    heads, kv_heads, head_dim = _require(config, "num_attention_heads", "num_key_value_heads", "head_dim")
-    rope = _gemma3_rope(config)
-    window = int(config.get("sliding_window", 4096))
+    _refuse_what_gemma3_lacks(fields)
+    num_layers = fields.integer("num_hidden_layers", low=1, high=_MAX_LAYERS)
+    num_kv_heads = fields.integer("num_key_value_heads", low=1)
+    head_dim = fields.integer("head_dim", low=1)
+    window = fields.integer("sliding_window", low=1, default=4096)
+    rope = _gemma3_rope(fields)
     layers = tuple(
         LayerSpec(
             kind=kind,
-            num_kv_heads=kv_heads,
+            num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             window=window if kind is LayerKind.SLIDING else None,
             rope=rope[kind],
         )
-        for kind in _layer_kinds(config, num_layers)
+        for kind in _layer_kinds(fields, num_layers)
     )
-    activation = config.get("hidden_activation", "gelu_pytorch_tanh")
-    if activation != "gelu_pytorch_tanh":
-        raise UnsupportedModelError(f"hidden_activation {activation!r} is not supported for gemma3.")
-    if config.get("attn_logit_softcapping") is not None:
-        raise UnsupportedModelError("attn_logit_softcapping is not supported; no released Gemma 3 sets it.")
-    if config.get("use_bidirectional_attention"):
-        raise UnsupportedModelError("use_bidirectional_attention makes an encoder; only decoders can be served.")
-    eos = config.get("eos_token_id", ())
     return TargetConfig(
         model_type="gemma3_text",
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_heads=heads,
+        vocab_size=fields.integer("vocab_size", low=1),
+        hidden_size=fields.integer("hidden_size", low=1),
+        intermediate_size=fields.integer("intermediate_size", low=1),
+        num_heads=fields.integer("num_attention_heads", low=1),
         layers=layers,
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=fields.number("rms_norm_eps", high=1.0, default=1e-6),
         norm_offset=norm_offset,
-        attention_scale=float(config.get("query_pre_attn_scalar", head_dim)) ** -0.5,
+        attention_scale=fields.number("query_pre_attn_scalar", default=head_dim) ** -0.5,
         activation="gelu_tanh",
-        final_logit_softcapping=config.get("final_logit_softcapping"),
-        max_positions=int(config.get("max_position_embeddings", 131_072)),
-        eos_token_ids=tuple(eos) if isinstance(eos, (list, tuple)) else (eos,),
+        final_logit_softcapping=fields.number("final_logit_softcapping", default=None),
+        max_positions=fields.integer("max_position_embeddings", low=1, default=131_072),
+        eos_token_ids=_end_token_ids(fields),
     )
 
 
@@ -175,71 +187,72 @@ class DrafterConfig:
         return self.block_size - 1
 
 
-def _resolve_causal(config: dict[str, Any], dflash: dict[str, Any], kinds: list[LayerKind]) -> tuple[bool, ...]:
+def _resolve_causal(fields: Fields, kinds: list[LayerKind]) -> tuple[bool, ...]:
     """Design §4.5: config is_causal, else dflash_config.causal, else sliding is causal and full is bidirectional."""
-    declared = config.get("is_causal")
+    declared = fields.boolean("is_causal", default=None)
     if declared is None:
-        declared = dflash.get("causal")
-    return tuple(kind is LayerKind.SLIDING if declared is None else bool(declared) for kind in kinds)
+        declared = fields.table("dflash_config", optional=True).boolean("causal", default=None)
+    return tuple(kind is LayerKind.SLIDING if declared is None else declared for kind in kinds)
 
 
-def _drafter_kinds(config: dict[str, Any], num_layers: int) -> list[LayerKind]:
-    if config.get("layer_types") is not None:
-        return _layer_kinds(config, num_layers)
-    kind = LayerKind.SLIDING if config.get("use_sliding_window") else LayerKind.FULL
-    return [kind] * num_layers
-
-
-def dflash_config(config: dict[str, Any], *, name: str) -> DrafterConfig:
-    """Read a z-lab style DFlash config. Ids may sit nested in `dflash_config` or at top level; nested wins."""
-    dflash = config.get("dflash_config") or {}
-    merged = {**config, **{key: value for key, value in dflash.items() if value is not None}}
-    missing = [field for field in ("target_layer_ids", "mask_token_id", "block_size") if merged.get(field) is None]
-    if missing:
-        raise DrafterMismatchError(f"drafter {name}: its config lacks {', '.join(missing)}; it cannot be guessed.")
-    shape = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-    hidden_size, intermediate_size, num_layers, heads, vocab_size = _require(config, *shape)
-    head_dim = config.get("head_dim") or hidden_size // heads
-    kinds = _drafter_kinds(config, num_layers)
-    window = merged.get("swa_window_size") or merged.get("sliding_window")
-    if window is None and LayerKind.SLIDING in kinds:
-        raise DrafterMismatchError(f"drafter {name}: it has sliding layers but no sliding_window.")
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope = _rope_spec({"rope_theta": config.get("rope_theta"), **scaling}, 1_000_000.0)
-    layers = tuple(
+def _drafter_layers(fields: Fields) -> tuple[LayerSpec, ...]:
+    num_layers = fields.integer("num_hidden_layers", low=1, high=_MAX_LAYERS)
+    heads = fields.integer("num_attention_heads", low=1)
+    use_window = fields.boolean("use_sliding_window", default=None)
+    kinds = [LayerKind.SLIDING if use_window else LayerKind.FULL] * num_layers
+    if "layer_types" in fields:
+        kinds = _layer_kinds(fields, num_layers)
+    window = fields.integer("swa_window_size", low=1, default=None)
+    if window is None:
+        window = fields.integer("sliding_window", low=1, default=None)
+    if LayerKind.SLIDING in kinds and window is None:
+        raise DrafterMismatchError(f"{fields.source} has sliding layers but no sliding_window.")
+    scaling = fields.table("rope_parameters" if "rope_parameters" in fields else "rope_scaling", optional=True)
+    theta = fields.number("rope_theta", default=None) or _DEFAULT_THETAS[LayerKind.FULL]
+    rope = _rope_spec(scaling, theta=theta)
+    head_dim = fields.integer("head_dim", low=1, default=None)
+    num_kv_heads = fields.integer("num_key_value_heads", low=1, default=None)
+    return tuple(
         LayerSpec(
             kind=kind,
-            num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=head_dim,
-            window=int(window) if kind is LayerKind.SLIDING and window is not None else None,
+            num_kv_heads=num_kv_heads or heads,
+            head_dim=head_dim or fields.integer("hidden_size", low=heads) // heads,
+            window=window if kind is LayerKind.SLIDING else None,
             rope=rope,
         )
         for kind in kinds
     )
-    block_size = int(merged["block_size"])
-    if block_size < 2:
-        raise DrafterMismatchError(f"drafter {name}: block_size={block_size} leaves no slot to draft in.")
-    activation = config.get("hidden_act", "silu")
+
+
+def dflash_config(config: Fields, *, name: str) -> DrafterConfig:
+    """Read a z-lab style DFlash config. Ids may sit nested in `dflash_config` or at top level; nested wins."""
+    fields = config.overlaid("dflash_config")
+    layers = _drafter_layers(fields)
+    block_size = fields.integer("block_size", low=2, high=_MAX_BLOCK_SIZE)  # one slot would leave none to draft in
+    num_drafts = fields.integer("num_speculative_tokens", low=1, high=block_size - 1, default=None)
+    activation = fields.text("hidden_act", default="silu")
     if activation not in ("silu", "gelu_pytorch_tanh"):
         raise UnsupportedModelError(f"drafter {name}: hidden_act {activation!r} is not supported.")
+    vocab_size = fields.integer("vocab_size", low=1)
+    draft_vocab_size = fields.integer("draft_vocab_size", low=1, high=vocab_size, default=None)
     return DrafterConfig(
         name=name,
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_heads=heads,
+        hidden_size=fields.integer("hidden_size", low=1),
+        intermediate_size=fields.integer("intermediate_size", low=1),
+        num_heads=fields.integer("num_attention_heads", low=1),
         layers=layers,
-        layer_is_causal=_resolve_causal(config, dflash, kinds),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        layer_is_causal=_resolve_causal(config, [layer.kind for layer in layers]),
+        rms_norm_eps=fields.number("rms_norm_eps", high=1.0, default=1e-6),
         activation="silu" if activation == "silu" else "gelu_tanh",
         block_size=block_size,
-        mask_token_id=int(merged["mask_token_id"]),
-        target_layer_ids=tuple(merged["target_layer_ids"]),
-        num_target_layers=merged.get("num_target_layers"),
+        mask_token_id=fields.integer("mask_token_id", low=0),
+        target_layer_ids=tuple(fields.integers("target_layer_ids")),
+        num_target_layers=fields.integer("num_target_layers", low=1, default=None),
         vocab_size=vocab_size,
-        draft_vocab_size=merged.get("draft_vocab_size") or vocab_size,
-        scale_block_embeddings=bool(merged.get("scale_block_embeddings", True)),
-        final_logit_softcapping=config.get("final_logit_softcapping"),
-        num_speculative_tokens=int(merged.get("num_speculative_tokens") or block_size - 1),
+        draft_vocab_size=draft_vocab_size or vocab_size,
+        scale_block_embeddings=fields.boolean("scale_block_embeddings", default=True),
+        final_logit_softcapping=fields.number("final_logit_softcapping", default=None),
+        num_speculative_tokens=num_drafts or block_size - 1,
     )
 
 
@@ -263,14 +276,10 @@ def _drafter_problem(drafter: DrafterConfig, target: TargetConfig) -> str | None
         return f"num_target_layers is {drafter.num_target_layers}, the target has {num_layers}"
     if not ids:
         return "target_layer_ids is empty"
-    if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < num_layers for i in ids):
+    if not all(0 <= i < num_layers for i in ids):
         return f"target_layer_ids {list(ids)} must be whole numbers from 0 to {num_layers - 1}"
     if len(set(ids)) != len(ids):
         return f"target_layer_ids {list(ids)} holds one layer twice"
     if not 0 <= drafter.mask_token_id < target.vocab_size:
         return f"mask_token_id is {drafter.mask_token_id}, outside the table of {target.vocab_size} tokens"
-    if not 1 <= drafter.num_speculative_tokens <= drafter.max_draft_length:
-        return (
-            f"num_speculative_tokens is {drafter.num_speculative_tokens}, its block drafts {drafter.max_draft_length}"
-        )
     return None

@@ -13,6 +13,7 @@ from outrider.kernels.ops import Kernels
 from outrider.models.config import DrafterConfig, TargetConfig, check_drafter, dflash_config, gemma3_config
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.gemma import GemmaTarget
+from outrider.weights.fields import Fields
 from outrider.weights.loader import Checkpoint, load_safetensors_dir
 
 TARGETS: dict[str, Callable[..., TargetConfig]] = {"gemma3_text": gemma3_config}
@@ -21,10 +22,12 @@ DRAFTERS: dict[str, Callable[..., DrafterConfig]] = {"DFlashDraftModel": dflash_
 
 def target_config(checkpoint: Checkpoint) -> TargetConfig:
     """Read a checkpoint's config, or raise UnsupportedModelError naming what it is and what we run."""
-    model_type = checkpoint.config.get("model_type")
+    config_path = checkpoint.source / "config.json"  # of a directory; other formats declare in the weight file
+    fields = Fields(checkpoint.config, source=config_path if config_path.is_file() else checkpoint.source)
+    model_type = fields.text("model_type", default=None)
     if model_type not in TARGETS:
         raise UnsupportedModelError(f"{checkpoint.source}: model_type {model_type!r} is not one of {sorted(TARGETS)}.")
-    return TARGETS[model_type](checkpoint.config, norm_offset=checkpoint.norm_offset)
+    return TARGETS[model_type](fields, norm_offset=checkpoint.norm_offset)
 
 
 def load_target(
@@ -43,11 +46,12 @@ def load_target(
 
 def drafter_config(config: dict[str, Any], *, source: Path) -> DrafterConfig:
     """Read a drafter's config, or raise naming its architecture."""
-    architectures = config.get("architectures") or []
+    fields = Fields(config, source=source / "config.json", error=DrafterMismatchError)
+    architectures = fields.texts("architectures", default=None) or []
     known = [name for name in architectures if name in DRAFTERS]
     if not known:
         raise UnsupportedModelError(f"{source}: architectures {architectures} hold none of {sorted(DRAFTERS)}.")
-    return DRAFTERS[known[0]](config, name=source.name)
+    return DRAFTERS[known[0]](fields, name=source.name)
 
 
 def load_drafter(path: Path, target: GemmaTarget, *, target_name: str, context_length: int) -> DFlashDrafter:

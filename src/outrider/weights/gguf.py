@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from outrider.errors import UnsupportedModelError, WeightsError
+from outrider.weights.fields import Fields
 from outrider.weights.gguf_blocks import unpack_tensor
 from outrider.weights.gguf_file import GgufFile, read_gguf
 from outrider.weights.packed import PackedWeight
@@ -37,7 +38,7 @@ _LAYER_NAMES = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
-_REQUIRED = object()
+_MAX_LAYERS = 1024  # more than any model has
 _GEMMA3_27B_LAYERS = 62
 
 
@@ -49,9 +50,14 @@ def open_gemma_gguf(path: Path) -> GgufFile:
         raise UnsupportedModelError(
             f"{path} holds architecture {architecture!r}; supported in GGUF: {', '.join(SUPPORTED_ARCHITECTURES)}."
         )
-    if file.metadata.get("split.count", 1) > 1:
+    if metadata_fields(file).integer("split.count", low=0, default=1) > 1:
         raise UnsupportedModelError(f"{path} is one piece of a split GGUF; merge the pieces into one file first.")
     return file
+
+
+def metadata_fields(file: GgufFile) -> Fields:
+    """The metadata, to be read by type and range."""
+    return Fields(file.metadata, source=file.path)
 
 
 def gguf_tensors(file: GgufFile) -> dict[str, PackedWeight]:
@@ -70,38 +76,43 @@ def gguf_tensors(file: GgufFile) -> dict[str, PackedWeight]:
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
     """The metadata as a Hugging Face style `gemma3_text` config."""
-    num_layers, num_heads = _number(file, "block_count"), _number(file, "attention.head_count")
-    hidden_size, head_dim = _number(file, "embedding_length"), _number(file, "attention.key_length")
-    if (value_length := _number(file, "attention.value_length", head_dim)) != head_dim:
+    fields = metadata_fields(file)
+    num_layers = fields.integer("gemma3.block_count", low=1, high=_MAX_LAYERS)
+    num_heads = fields.integer("gemma3.attention.head_count", low=1)
+    hidden_size = fields.integer("gemma3.embedding_length", low=1)
+    head_dim = fields.integer("gemma3.attention.key_length", low=1)
+    value_length = fields.integer("gemma3.attention.value_length", low=1, default=head_dim)
+    if value_length != head_dim:
         raise UnsupportedModelError(
             f"{file.path} has keys of {head_dim} and values of {value_length}; they must agree."
         )
+    vocab_size = _vocab_size(file)
     return {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
         "hidden_size": hidden_size,
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
-        "num_key_value_heads": _number(file, "attention.head_count_kv"),
+        "num_key_value_heads": fields.integer("gemma3.attention.head_count_kv", low=1),
         "head_dim": head_dim,
-        "intermediate_size": _number(file, "feed_forward_length"),
-        "vocab_size": _vocab_size(file),
-        "max_position_embeddings": _number(file, "context_length"),
-        "rms_norm_eps": _clean(_number(file, "attention.layer_norm_rms_epsilon")),
-        "sliding_window": _number(file, "attention.sliding_window"),
-        "layer_types": _layer_types(file, num_layers=num_layers),
-        "rope_theta": _clean(_number(file, "rope.freq_base")),
-        "rope_local_base_freq": _clean(_number(file, "rope.freq_base_swa", 10_000.0)),
-        "rope_scaling": _rope_scaling(file),
+        "intermediate_size": fields.integer("gemma3.feed_forward_length", low=1),
+        "vocab_size": vocab_size,
+        "max_position_embeddings": fields.integer("gemma3.context_length", low=1),
+        "rms_norm_eps": _clean(fields.number("gemma3.attention.layer_norm_rms_epsilon", high=1.0)),
+        "sliding_window": fields.integer("gemma3.attention.sliding_window", low=1),
+        "layer_types": _layer_types(fields, num_layers=num_layers),
+        "rope_theta": _clean(fields.number("gemma3.rope.freq_base")),
+        "rope_local_base_freq": _clean(fields.number("gemma3.rope.freq_base_swa", default=10_000.0)),
+        "rope_scaling": _rope_scaling(fields),
         # The 27B scales queries by hidden/heads instead of head_dim; GGUF has no key for it, so readers go by depth.
         "query_pre_attn_scalar": hidden_size // num_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim,
         "hidden_activation": "gelu_pytorch_tanh",
-        "attn_logit_softcapping": _number(file, "attn_logit_softcapping", None),
-        "final_logit_softcapping": _number(file, "final_logit_softcapping", None),
+        "attn_logit_softcapping": fields.number("gemma3.attn_logit_softcapping", default=None),
+        "final_logit_softcapping": fields.number("gemma3.final_logit_softcapping", default=None),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id", 2),
-        "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id", 1),
-        "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id", 0),
+        "bos_token_id": fields.integer("tokenizer.ggml.bos_token_id", low=0, high=vocab_size - 1, default=2),
+        "eos_token_id": fields.integer("tokenizer.ggml.eos_token_id", low=0, high=vocab_size - 1, default=1),
+        "pad_token_id": fields.integer("tokenizer.ggml.padding_token_id", low=0, default=0),
     }
 
 
@@ -114,15 +125,6 @@ def _hugging_face_name(name: str) -> str | None:
     return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.weight"
 
 
-def _number(file: GgufFile, key: str, default: Any = _REQUIRED) -> Any:
-    value = file.metadata.get(f"gemma3.{key}", default)
-    if value is _REQUIRED:
-        raise WeightsError(f"{file.path} lacks the metadata gemma3.{key}; convert the model again.")
-    if value is not default and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        raise WeightsError(f"{file.path} has gemma3.{key}={value!r}, which is not one number.")
-    return value
-
-
 def _clean(value: float) -> float:
     """The shortest decimal that is this float32: 1e-06 rather than 9.999999974752427e-07."""
     return float(str(np.float32(value)))
@@ -132,19 +134,19 @@ def _vocab_size(file: GgufFile) -> int:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise WeightsError(f"{file.path} lacks the tensor token_embd.weight.")
-    num_tokens = len(file.metadata.get("tokenizer.ggml.tokens", ()))
+    num_tokens = len(metadata_fields(file).texts("tokenizer.ggml.tokens", default=[]))
     if num_tokens > embedding.shape[0]:
         raise WeightsError(f"{file.path} lists {num_tokens} tokens, but token_embd.weight has shape {embedding.shape}.")
     return embedding.shape[0]
 
 
-def _layer_types(file: GgufFile, *, num_layers: int) -> list[str]:
-    period = _number(file, "attention.sliding_window_pattern", 6)
+def _layer_types(fields: Fields, *, num_layers: int) -> list[str]:
+    period = fields.integer("gemma3.attention.sliding_window_pattern", low=1, default=6)
     return ["full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in range(num_layers)]
 
 
-def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
-    kind = file.metadata.get("gemma3.rope.scaling.type", "none")
+def _rope_scaling(fields: Fields) -> dict[str, Any] | None:
+    kind = fields.text("gemma3.rope.scaling.type", default="none")
     if kind == "none":
         return None
-    return {"rope_type": kind, "factor": _number(file, "rope.scaling.factor")}
+    return {"rope_type": kind, "factor": fields.number("gemma3.rope.scaling.factor")}

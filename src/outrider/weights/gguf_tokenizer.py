@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.errors import UnsupportedModelError, WeightsError
+from outrider.weights.fields import Fields
 from outrider.weights.gguf_file import GgufFile
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -22,11 +23,13 @@ def tokenizer_json(file: GgufFile) -> str:
     kind = file.metadata.get("tokenizer.ggml.model")
     if kind != "llama":
         raise UnsupportedModelError(f"{file.path} has a {kind!r} tokenizer; supported: 'llama' (SentencePiece).")
-    stored, token_types = _vocabulary(file)
+    fields = Fields(file.metadata, source=file.path)
+    stored, token_types = _vocabulary(fields)
     tokens = [_SPACE * len(token) if _is_spaces(token) else token for token in stored]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise WeightsError(f"{file.path} lists a token twice in tokenizer.ggml.tokens; the vocabulary is corrupt.")
+    unknown_id = fields.integer("tokenizer.ggml.unknown_token_id", low=0, high=len(tokens) - 1, default=3)
     description = {
         "version": "1.0",
         "truncation": None,
@@ -39,7 +42,7 @@ def tokenizer_json(file: GgufFile) -> str:
             "behavior": "MergedWithPrevious",
             "invert": False,
         },
-        "post_processor": _bos_template(file, tokens),
+        "post_processor": _bos_template(fields, tokens),
         "decoder": {
             "type": "Sequence",
             "decoders": [
@@ -51,7 +54,7 @@ def tokenizer_json(file: GgufFile) -> str:
         "model": {
             "type": "BPE",
             "dropout": None,
-            "unk_token": tokens[file.metadata.get("tokenizer.ggml.unknown_token_id", 3)],
+            "unk_token": tokens[unknown_id],
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
             "fuse_unk": True,
@@ -64,11 +67,12 @@ def tokenizer_json(file: GgufFile) -> str:
     return json.dumps(description, ensure_ascii=False, separators=(",", ":"))
 
 
-def _vocabulary(file: GgufFile) -> tuple[list[str], list[int]]:
-    tokens = file.metadata.get("tokenizer.ggml.tokens")
-    token_types = file.metadata.get("tokenizer.ggml.token_type")
-    if not tokens or not isinstance(token_types, list) or len(token_types) != len(tokens):
-        raise WeightsError(f"{file.path} lacks tokenizer.ggml.tokens, or as many entries in tokenizer.ggml.token_type.")
+def _vocabulary(fields: Fields) -> tuple[list[str], list[int]]:
+    tokens, token_types = fields.texts("tokenizer.ggml.tokens"), fields.integers("tokenizer.ggml.token_type")
+    if not tokens or len(token_types) != len(tokens):
+        raise WeightsError(
+            f"{fields.source} lacks tokenizer.ggml.tokens, or as many entries in tokenizer.ggml.token_type."
+        )
     return tokens, token_types
 
 
@@ -107,10 +111,10 @@ def _added_tokens(tokens: Sequence[str], token_types: Sequence[int]) -> list[dic
     ]
 
 
-def _bos_template(file: GgufFile, tokens: Sequence[str]) -> dict[str, Any] | None:
-    if not file.metadata.get("tokenizer.ggml.add_bos_token", True):
+def _bos_template(fields: Fields, tokens: Sequence[str]) -> dict[str, Any] | None:
+    if not fields.boolean("tokenizer.ggml.add_bos_token", default=True):
         return None
-    bos_id = file.metadata.get("tokenizer.ggml.bos_token_id", 2)
+    bos_id = fields.integer("tokenizer.ggml.bos_token_id", low=0, high=len(tokens) - 1, default=2)
     bos = tokens[bos_id]
     first = [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     second = [{"SpecialToken": {"id": bos, "type_id": 1}}, {"Sequence": {"id": "B", "type_id": 1}}]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import UnsupportedModelError, WeightsError
+from outrider.weights.fields import Fields
 from outrider.weights.file_head import read_head
 from outrider.weights.locate import file_sha256
 from outrider.weights.packed import PackedWeight
@@ -66,7 +67,7 @@ def _ignore(message: str) -> None:
 
 
 def _load_directory(path: Path) -> Checkpoint:
-    model_type = read_config(path).get("model_type")
+    model_type = Fields(read_config(path), source=path / "config.json").text("model_type", default=None)
     if model_type not in _NORM_OFFSETS:
         supported = ", ".join(_NORM_OFFSETS)
         raise UnsupportedModelError(f"{path / 'config.json'} has model_type {model_type!r}; supported: {supported}.")
