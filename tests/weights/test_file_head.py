@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import LocateError, WeightsError
-from outrider.weights.file_head import read_head, size_error
+from outrider.weights.file_head import json_object, read_head, size_error
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
 
@@ -39,3 +39,19 @@ def test_size_error_tells_cut_from_padded() -> None:
     cut = size_error(Path("a.bin"), expected_bytes=10, found_bytes=9)
     assert str(cut) == "a.bin is cut off: expected 10 bytes, found 9. Download it again."
     assert "has 2 trailing bytes" in str(size_error(Path("a.bin"), expected_bytes=10, found_bytes=12))
+
+
+def test_json_object() -> None:
+    assert json_object(b'{"a": [1]}', what="x") == {"a": [1]}
+
+
+@pytest.mark.parametrize("text", ["", "{", b"\xff\xfe{}", "[" * 100_000, '{"a":' * 100_000])
+def test_text_that_is_no_json_is_named(text: str | bytes) -> None:
+    with pytest.raises(WeightsError, match=r"the header of x is not JSON: .*Download it again"):
+        json_object(text, what="the header of x")
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "1", '"x"'])
+def test_json_that_is_no_object_is_named(text: str) -> None:
+    with pytest.raises(WeightsError, match="x is not a JSON object"):
+        json_object(text, what="x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import sys
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from outrider.errors import LocateError, WeightsError
+from outrider.errors import ConfigError, LocateError, WeightsError
 from outrider.weights.locate import EMBEDDED_MODULE, cache_dir, file_sha256, locate_target
 
 PARTS = [b"GGUF first ", b"second ", b"third"]
@@ -51,6 +52,12 @@ def test_embedded_default_is_assembled_once(cache: Path, package: SimpleNamespac
 def test_embedded_default_of_the_wrong_size_is_assembled_again(cache: Path, package: SimpleNamespace) -> None:
     path = locate_target(None)
     path.write_bytes(b"cut")
+    assert locate_target(None).read_bytes() == b"".join(PARTS)
+
+
+def test_embedded_default_damaged_at_its_size_is_assembled_again(cache: Path, package: SimpleNamespace) -> None:
+    path = locate_target(None)
+    path.write_bytes(b"x" * path.stat().st_size)
     assert locate_target(None).read_bytes() == b"".join(PARTS)
 
 
@@ -113,3 +120,34 @@ def test_unreadable_stamp_is_made_again(cache: Path, tmp_path: Path) -> None:
     (stamp,) = (cache / "stamps").iterdir()
     stamp.write_text("{half")
     assert file_sha256(path) == hashlib.sha256(b"one").hexdigest()
+
+
+@pytest.mark.parametrize("folder", ["a_file", "a_file/below"])
+def test_a_cache_that_cannot_be_used_is_named(
+    tmp_path: Path, package: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    (tmp_path / "a_file").write_bytes(b"")
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / folder))
+    with pytest.raises(ConfigError, match=rf"Cannot use the cache .*{folder}.*Set OUTRIDER_CACHE to a directory"):
+        locate_target(None)
+    with pytest.raises(ConfigError, match=rf"Cannot use the cache .*{folder}"):
+        file_sha256(tmp_path / "part0")
+
+
+def test_a_cache_that_is_full_is_named_and_leaves_nothing_behind(
+    cache: Path, package: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", no_room)
+    with pytest.raises(ConfigError, match=r"No space left on device.*OUTRIDER_CACHE"):
+        locate_target(None)
+    assert [path for path in cache.rglob("*") if path.is_file()] == []
+
+
+def test_the_home_of_nobody_is_a_path_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LocateError, match=r"~no-such-user/m\.gguf is not a path"):
+        locate_target("~no-such-user/m.gguf")
+    monkeypatch.setenv("OUTRIDER_CACHE", "~no-such-user/cache")
+    assert cache_dir() == Path("~no-such-user/cache")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 
-from outrider.errors import WeightsError
+from outrider.errors import ConfigError, WeightsError
 from outrider.tokenizer import Tokenizer
 from outrider.weights import prepared
 from outrider.weights.gguf import gguf_config, gguf_tensors, open_gemma_gguf
-from outrider.weights.packed import BlockInt8Weight, DenseWeight
+from outrider.weights.gguf_file import GgufFile
+from outrider.weights.packed import BlockInt8Weight, DenseWeight, PackedWeight
 from outrider.weights.prepared import Prepared, load_prepared
 from tests.weights.tiny_gguf import TOKENS
 
@@ -78,6 +85,55 @@ def break_a_name(directory: Path) -> None:
     )
 
 
+def set_facts(directory: Path, **changes: Any) -> None:
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        facts = json.loads(file.metadata()["outrider"])
+    save_file(tensors, path, metadata={"outrider": json.dumps({**facts, **changes})})
+
+
+def facts_in_a_list(directory: Path) -> None:
+    save_file(load_file(directory / "model.safetensors"), directory / "model.safetensors", metadata={"outrider": "[]"})
+
+
+def null_metadata(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    header = json.dumps({"__metadata__": None}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+def group_sizes_in_a_list(directory: Path) -> None:
+    set_facts(directory, group_sizes=["model.embed_tokens.weight"])
+
+
+def group_size_zero(directory: Path) -> None:
+    set_facts(directory, group_sizes={"model.embed_tokens.weight": 0})
+
+
+def config_in_a_list(directory: Path) -> None:
+    set_facts(directory, config=[])
+
+
+def unknown_dtype(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"F32"', b'"F3:"', 1))
+
+
+def norm_not_finite(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"][0] = float("nan")
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file(tensors, path, metadata=metadata)
+
+
+def change_tokenizer(directory: Path) -> None:
+    path = directory / "tokenizer.json"
+    path.write_bytes(b"x" * path.stat().st_size)
+
+
 def cut_tokenizer(directory: Path) -> None:
     path = directory / "tokenizer.json"
     path.write_bytes(path.read_bytes()[:-1])
@@ -92,7 +148,23 @@ def remove_weights(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [cut_weights, drop_facts, break_a_name, cut_tokenizer, remove_tokenizer, remove_weights]
+    "damage",
+    [
+        cut_weights,
+        drop_facts,
+        break_a_name,
+        facts_in_a_list,
+        null_metadata,
+        group_sizes_in_a_list,
+        group_size_zero,
+        config_in_a_list,
+        unknown_dtype,
+        norm_not_finite,
+        change_tokenizer,
+        cut_tokenizer,
+        remove_tokenizer,
+        remove_weights,
+    ],
 )
 def test_damaged_preparation_is_made_again(cache: Path, tiny_gguf: Path, damage: Callable[[Path], None]) -> None:
     load(tiny_gguf)
@@ -144,3 +216,42 @@ def test_bad_file_leaves_no_preparation(cache: Path, tiny_gguf: Path) -> None:
     with pytest.raises(WeightsError, match=r"tiny\.gguf is cut off"):
         load(tiny_gguf)
     assert list(cache.glob("prepared/*")) == []
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")]
+)
+def test_a_full_cache_is_named_and_left_clean(
+    cache: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(prepared, "save_file", no_room)
+    with pytest.raises(ConfigError, match=r"Cannot use the cache .*prepared.*No space left.*Set OUTRIDER_CACHE"):
+        load(tiny_gguf)
+    assert list((cache / "prepared").iterdir()) == []
+
+
+def test_a_cache_that_is_a_file_is_named(cache: Path, tiny_gguf: Path) -> None:
+    cache.write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"Cannot use the cache .*Set OUTRIDER_CACHE"):
+        load(tiny_gguf)
+
+
+def test_what_another_process_renames_meanwhile_is_passed_over(cache: Path, tiny_gguf: Path) -> None:
+    (cache / "prepared").mkdir(parents=True)
+    (cache / "prepared" / "x.1.unfinished").symlink_to(cache / "gone")
+    assert load(tiny_gguf).config["hidden_size"] == 256
+
+
+def test_a_norm_of_the_file_that_is_not_finite(cache: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tensors_with_nan(file: GgufFile) -> dict[str, PackedWeight]:
+        weights = gguf_tensors(file)
+        weights["model.norm.weight"] = DenseWeight("model.norm.weight", torch.tensor([1.0, float("nan")]))
+        return weights
+
+    monkeypatch.setattr(prepared, "gguf_tensors", tensors_with_nan)
+    with pytest.raises(WeightsError, match=r"tiny\.gguf: tensor model\.norm\.weight has values that are not finite"):
+        load(tiny_gguf)
+    assert not list(cache.glob("prepared/*"))

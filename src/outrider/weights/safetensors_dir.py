@@ -5,7 +5,6 @@ Plain tensors become dense weights. Of the compressed-tensors formats, int8 grou
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import LocateError, UnsupportedModelError, WeightsError
+from outrider.weights.file_head import json_object
 from outrider.weights.packed import BlockInt8Weight, DenseWeight, PackedWeight
 from outrider.weights.safetensors_file import SafetensorsFile, check_safetensors
 
@@ -40,6 +40,8 @@ def load_safetensors_dir(path: Path) -> tuple[dict[str, Any], dict[str, PackedWe
 def read_config(path: Path) -> dict[str, Any]:
     """The directory's config.json."""
     config_path = path / "config.json"
+    if not path.is_dir():
+        raise LocateError(f"{path} is not a directory. Give a directory with config.json and *.safetensors.")
     if not config_path.is_file():
         raise LocateError(f"{config_path} does not exist. Give a directory with config.json and *.safetensors.")
     return _read_json(config_path)
@@ -76,19 +78,18 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise WeightsError(f"{path} is not JSON: {error}. Download it again.") from error
-    if not isinstance(content, dict):
-        raise WeightsError(f"{path} is not a JSON object. Download it again.")
-    return content
+    return json_object(path.read_bytes(), what=str(path))
 
 
 def _weight_map(path: Path) -> dict[str, str]:
     weight_map = _read_json(path / INDEX_NAME).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightsError(f"{path / INDEX_NAME} has no weight_map. Download it again.")
+    for name, file_name in weight_map.items():
+        if not isinstance(file_name, str) or Path(file_name).name != file_name or not file_name:
+            raise WeightsError(
+                f"{path / INDEX_NAME} has tensor {name} in {file_name!r}; expected the name of a file beside it."
+            )
     return weight_map
 
 
@@ -107,17 +108,26 @@ def _int8_group_size(config: Mapping[str, Any], *, path: Path) -> int | None:
     declared = config.get("quantization_config")
     if declared is None:
         return None
+    declared = _object(declared, "quantization_config", path=path)
     method, layout = declared.get("quant_method"), declared.get("format")
-    groups = list(declared.get("config_groups", {}).values())
-    weights = groups[0].get("weights", {}) if len(groups) == 1 else {}
-    group_size = weights.get("group_size")
+    groups = list(_object(declared.get("config_groups", {}), "config_groups", path=path).values())
+    group = _object(groups[0], "the group in config_groups", path=path) if len(groups) == 1 else {}
+    weights = _object(group.get("weights", {}), "weights of config_groups", path=path)
+    group_size: Any = weights.get("group_size")
     is_int8_groups = all(weights.get(key) == value for key, value in _INT8_GROUPS.items())
-    if (method, layout) != ("compressed-tensors", "int-quantized") or not is_int8_groups or not group_size:
+    is_int8_groups &= type(group_size) is int and group_size > 0
+    if (method, layout) != ("compressed-tensors", "int-quantized") or not is_int8_groups:
         raise UnsupportedModelError(
             f"{path / 'config.json'} declares the quantisation {method} / {layout} with {weights or groups}. "
             "Supported: compressed-tensors / int-quantized, one group of 8-bit symmetric weights with strategy 'group'."
         )
     return int(group_size)
+
+
+def _object(value: Any, field: str, *, path: Path) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise WeightsError(f"{path / 'config.json'}: {field} is {value!r}; expected an object.")
+    return value
 
 
 def _weights(file: SafetensorsFile, *, group_size: int | None) -> dict[str, PackedWeight]:
@@ -143,13 +153,15 @@ def _block_weight(
     if scales is None:
         raise WeightsError(f"{path}: tensor {name} is int8, but {name}{_SCALE_SUFFIX} is missing.")
     found = tuple(scales.shape)
-    expected = (values.shape[0], values.shape[-1] // group_size)
-    if values.dim() != 2 or values.shape[1] % group_size or found != expected:
+    if values.dim() != 2 or not scales.is_floating_point():
+        raise WeightsError(
+            f"{path}: tensor {name} is int8 of shape {tuple(values.shape)} with {scales.dtype} scales; "
+            "expected a matrix with floating-point scales."
+        )
+    expected = (values.shape[0], values.shape[1] // group_size)
+    if values.shape[1] % group_size or found != expected:
         raise WeightsError(
             f"{path}: tensor {name}{_SCALE_SUFFIX} has shape {found}, but {name} of shape {tuple(values.shape)} "
             f"in groups of {group_size} needs {expected}."
         )
-    scales = scales.to(torch.float32)
-    if not torch.isfinite(scales).all():
-        raise WeightsError(f"{path}: tensor {name}{_SCALE_SUFFIX} has values that are not finite.")
-    return BlockInt8Weight(name, values, scales, None, group_size)
+    return BlockInt8Weight(name, values, scales.to(torch.float32), None, group_size)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from outrider.errors import UnsupportedModelError, WeightsError
-from outrider.weights.file_head import read_head, size_error
+from outrider.weights.file_head import json_object, read_head, size_error
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -33,15 +33,33 @@ class SafetensorsFile:
     metadata: dict[str, str]
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors, backed by the mapped file (copy on write)."""
-        with safe_open(self.path, framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in self.shapes}
+        """All tensors, backed by the mapped file (copy on write); every number in them is finite."""
+        try:
+            with safe_open(self.path, framework="pt", device="cpu") as file:
+                tensors = {name: file.get_tensor(name) for name in self.shapes}
+        except (SafetensorError, ValueError) as error:  # ValueError: a name that is no Unicode text
+            raise WeightsError(f"{self.path} is not a sound safetensors file: {error}. Download it again.") from error
+        for name, tensor in tensors.items():
+            check_finite(name, tensor, path=self.path)
+        return tensors
+
+
+def check_finite(name: str, tensor: Tensor, *, path: Path) -> None:
+    """Refuse a tensor with a number that is NaN or infinite."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    comparable = tensor.float() if tensor.dtype.itemsize == 1 else tensor
+    # Either extreme is NaN where any number is, at a thirtieth of the time that isfinite takes.
+    if not all(math.isfinite(extreme) for extreme in comparable.aminmax()):
+        raise WeightsError(f"{path}: tensor {name} has values that are not finite. Download it again.")
 
 
 def check_safetensors(path: Path) -> SafetensorsFile:
     """Read and check a header; raises where header, offsets and file size do not agree exactly."""
     header_bytes, header = _read_header(path)
     metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise WeightsError(f"{path}: the header's __metadata__ is not an object of texts. Download it again.")
     spans: list[tuple[int, int, str]] = []
     shapes: dict[str, tuple[int, ...]] = {}
     for name, entry in header.items():
@@ -73,20 +91,14 @@ def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
     with path.open("rb") as file:
         file.seek(_LENGTH_BYTES)
         text = file.read(header_bytes)
-    try:
-        header = json.loads(text)
-    except ValueError as error:
-        raise WeightsError(f"{path} has a header that is not JSON: {error}. Download it again.") from error
-    if not isinstance(header, dict):
-        raise WeightsError(f"{path} has a header that is not a JSON object. Download it again.")
-    return header_bytes, header
+    return header_bytes, json_object(text, what=f"the header of {path}")
 
 
 def _read_entry(path: Path, name: str, entry: Any) -> tuple[tuple[int, ...], tuple[int, int]]:
     """Shape and byte span of one header entry, once its own numbers agree."""
     try:
-        dtype, shape = str(entry["dtype"]), tuple(int(extent) for extent in entry["shape"])
-        start, stop = (int(offset) for offset in entry["data_offsets"])
+        dtype, shape = str(entry["dtype"]), _integers(entry["shape"])
+        start, stop = _integers(entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
         raise WeightsError(f"{path}: the header's entry for tensor {name} is incomplete: {entry!r}.") from error
     if dtype not in _ITEM_BYTES:
@@ -100,3 +112,9 @@ def _read_entry(path: Path, name: str, entry: Any) -> tuple[tuple[int, ...], tup
             f"but its offsets [{start}, {stop}] give {stop - start}."
         )
     return shape, (start, stop)
+
+
+def _integers(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise TypeError(f"{value!r} is not a list of integers")
+    return tuple(value)
