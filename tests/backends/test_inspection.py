@@ -7,7 +7,7 @@ import pytest
 from outrider.backends import inspection
 from outrider.backends.local import make_engine
 from outrider.engine.engine import EngineConfig
-from outrider.errors import WeightsError
+from outrider.errors import ConfigError, WeightsError
 from outrider.weights.locate import embedded_drafter
 from tests.embedded import embedded_llm
 
@@ -43,3 +43,12 @@ def test_probe_drafts_and_compares(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["same_text_as_plain"] is True
     assert found["mean_acceptance_length"] > 1.0
     assert make_engine(embedded_llm().engine.target, None, None, EngineConfig()).proposer is None
+
+
+def test_a_cache_that_is_a_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_bytes(b"")
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ConfigError, match="Set OUTRIDER_CACHE to a directory"):
+        inspection.inspect_target(None, progress=lambda _message: None)
+    with pytest.raises(ConfigError, match="Set OUTRIDER_CACHE to a directory"):
+        inspection.inspect_kernels("auto", "cpu")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -33,3 +34,14 @@ def test_a_problem_is_named_and_exits_2(monkeypatch: pytest.MonkeyPatch) -> None
     assert shown.exit_code == 2
     assert "no weights here" in shown.stderr
     assert "PROBLEM" in shown.stderr
+
+
+def test_a_cache_that_is_a_file_is_a_problem_not_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_bytes(b"")
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    shown = CliRunner().invoke(app, ["doctor", "--json"])
+    found = json.loads(shown.stdout)
+    assert shown.exit_code == 2
+    kernels = found["checks"][0]
+    assert (found["ok"], kernels["name"], kernels["ok"]) == (False, "kernels", False)
+    assert "Set OUTRIDER_CACHE to a directory" in kernels["problem"]

@@ -29,3 +29,23 @@ def test_another_processor_gets_another_library(tmp_path: Path) -> None:
 def test_no_compiler_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no-such-compiler"):
         compiler.load_library(tmp_path, [("/no-such-compiler",)])
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1000])
+def test_a_damaged_library_is_compiled_again(tmp_path: Path, num_bytes: int) -> None:
+    compilers = compiler.find_compilers()
+    if not compilers:
+        pytest.skip("no compiler on this machine")
+    library = compiler.compiled_library(compilers[0], cache_dir=tmp_path)
+    whole = library.read_bytes()
+    library.write_bytes(whole[:num_bytes])
+    again = compiler.compiled_library(compilers[0], cache_dir=tmp_path)
+    assert len(again.read_bytes()) == len(whole)
+    assert list(again.parent.iterdir()) == [again]
+
+
+def test_a_cache_that_cannot_be_used_is_not_taken_for_a_missing_compiler(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"Cannot use the cache .*file/kernels.*Set OUTRIDER_CACHE") as caught:
+        compiler.load_library(tmp_path / "file", [("cc",)])
+    assert not isinstance(caught.value, compiler.NotCompiledError)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigError
+from outrider.kernels import cpu
+from outrider.kernels.compiler import SOURCE
 from outrider.kernels.cpu import CpuKernels, chosen_num_threads
 from outrider.kernels.reference import TorchKernels
 from outrider.weights.packed import BlockInt8Weight, DenseWeight, PackedWeight, quantize_int8
@@ -287,8 +289,16 @@ def test_calls_from_several_threads_do_not_mix(cpu_kernels: CpuKernels) -> None:
 def test_thread_count_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_THREADS", "3")
     assert chosen_num_threads() == 3
-    monkeypatch.setenv("OUTRIDER_THREADS", "none")
-    with pytest.raises(ConfigError, match="OUTRIDER_THREADS='none'"):
-        chosen_num_threads()
+    for wrong in ("none", "0", "-1", "\u00b2", "257", "4294967297", "9" * 5000):
+        monkeypatch.setenv("OUTRIDER_THREADS", wrong)
+        with pytest.raises(ConfigError, match=f"OUTRIDER_THREADS='{wrong}'.*1 to 256"):
+            chosen_num_threads()
     monkeypatch.delenv("OUTRIDER_THREADS")
     assert chosen_num_threads() >= 1
+
+
+def test_a_machine_of_many_cores_gets_as_many_threads_as_the_pool_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OUTRIDER_THREADS", raising=False)
+    monkeypatch.setattr(cpu, "num_usable_cores", lambda: 384)
+    assert chosen_num_threads() == cpu.MAX_THREADS
+    assert f"#define MAX_THREADS {cpu.MAX_THREADS}\n" in SOURCE.with_name("cpu_threads.h").read_text()

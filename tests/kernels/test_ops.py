@@ -96,3 +96,14 @@ def test_zig_makes_the_same_kernels(own_cache: Path) -> None:
     if others := [command for command in compiler.find_compilers() if command != zig]:
         system = load_cpu_kernels(own_cache, others)
         assert torch.equal(system.linear(x, system.pack(weight)), out)  # one order of operations, whoever compiles it
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("OUTRIDER_THREADS", "0"), ("OUTRIDER_THREADS", "abc"), ("OUTRIDER_CACHE", "/proc/no")]
+)
+def test_a_wrong_setting_is_no_reason_to_fall_back(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=f"{variable}|{value}"):
+        select_kernels("auto", dtype=torch.float32, device="cpu")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_float, c_int32, c_int64, c_void_p
@@ -28,6 +29,7 @@ TILE = 64  # outputs a tile
 LANES = 8  # a group of inputs is whole vectors of this many
 FLAG_DENSE, FLAG_OFFSETS, FLAG_HALF_SCALES = 1, 2, 4
 MAX_PARTS = 3  # weights one call multiplies the same inputs with
+MAX_THREADS = 256
 
 DENSE_GROUP = 32  # inputs that are summed before they join the total, where a weight has no groups
 ARENA_BYTES = 64 << 20  # weights are laid out in pieces of this size; only what is written takes memory
@@ -320,12 +322,14 @@ def chosen_num_threads() -> int:
     """$OUTRIDER_THREADS, or as many as there are cores this process may use."""
     chosen = os.environ.get("OUTRIDER_THREADS", "")
     if not chosen:
-        return num_usable_cores() or 1
-    if not chosen.isdigit() or int(chosen) < 1:
-        raise ConfigError(f"OUTRIDER_THREADS={chosen!r} is not a number of threads; give 1 or more.")
-    return int(chosen)
+        return min(num_usable_cores() or 1, MAX_THREADS)
+    num_threads = int(chosen) if re.fullmatch("[0-9]{1,9}", chosen) else 0
+    if not 1 <= num_threads <= MAX_THREADS:
+        raise ConfigError(f"OUTRIDER_THREADS={chosen!r} is not a number of threads; give 1 to {MAX_THREADS}.")
+    return num_threads
 
 
 def load_cpu_kernels(cache_dir: Path, compilers: list[tuple[str, ...]] | None = None) -> CpuKernels:
-    """Compile cpu.c into cache_dir where that was not done yet, and load it; ConfigError where no compiler can."""
-    return CpuKernels(load_library(cache_dir, compilers), num_threads=chosen_num_threads())
+    """Compile cpu.c into cache_dir where that was not done yet, and load it; NotCompiledError where no compiler can."""
+    num_threads = chosen_num_threads()
+    return CpuKernels(load_library(cache_dir, compilers), num_threads=num_threads)

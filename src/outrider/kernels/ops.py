@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigError
+from outrider.kernels.compiler import NotCompiledError
 from outrider.kernels.cpu import load_cpu_kernels
 from outrider.kernels.reference import TorchKernels
 from outrider.weights.locate import cache_dir
@@ -140,7 +141,7 @@ def select_kernels(kind: str, *, dtype: torch.dtype, device: torch.device | str)
         return TorchKernels(dtype, device)
     try:
         return load_cpu_kernels(cache_dir())
-    except ConfigError as error:
+    except NotCompiledError as error:
         if kind == "cpu":
             raise
         warnings.warn(f"Decoding falls back to torch products, several times slower. {error}", stacklevel=2)
