@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
+from outrider.cli import main as main_module
 from outrider.cli.main import main
 
 RECIPE = "recipes/gemma3-270m-dflash-cpu.toml"
@@ -66,3 +68,31 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
     assert named in shown.err
     assert shown.out == ""
     assert len([line for line in shown.err.splitlines() if line.startswith("outrider: ")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("OUTRIDER_CACHE", "/proc/no"), ("OUTRIDER_THREADS", "0"), ("OUTRIDER_THREADS", "\u00b2")]
+)
+def test_a_wrong_setting_is_one_line_and_exit_code_2(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(sys, "argv", ["outrider", "generate", "Hi", "--device", "cpu"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    lines = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert len(lines) == 1
+    assert lines[0].startswith("outrider: ")
+    assert variable in lines[0]
+
+
+def test_our_own_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def warn() -> None:
+        warnings.simplefilter("always")
+        warnings.warn_explicit("slow today", UserWarning, str(main_module.__file__), 1)
+        warnings.warn_explicit("old call", UserWarning, "/lib/other.py", 7)
+
+    monkeypatch.setattr(main_module, "app", warn)
+    main()
+    assert capsys.readouterr().err.splitlines() == ["outrider: slow today", "/lib/other.py:7: UserWarning: old call"]

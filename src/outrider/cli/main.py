@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from io import TextIOWrapper
+from pathlib import Path
+from typing import TextIO
 
 import typer
 
 from outrider.cli import demo, doctor, generate, train
 from outrider.errors import OutriderError
+
+_PACKAGE_DIR = Path(__file__).parent.parent
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,11 +32,27 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # text is never lost to a terminal that cannot show it
             stream.reconfigure(errors="backslashreplace")
-    try:
-        app()
-    except OutriderError as error:
-        sys.stderr.write(f"outrider: {error}\n")
-        raise SystemExit(error.exit_code) from None
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            app()
+        except OutriderError as error:
+            sys.stderr.write(f"outrider: {error}\n")
+            raise SystemExit(error.exit_code) from None
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Our own warnings are one line, as errors are; a library's say where they come from."""
+    is_ours = Path(filename).is_relative_to(_PACKAGE_DIR)
+    text = f"outrider: {message}\n" if is_ours else warnings.formatwarning(message, category, filename, lineno, line)
+    (file or sys.stderr).write(text)
 
 
 if __name__ == "__main__":
