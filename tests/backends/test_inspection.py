@@ -24,17 +24,17 @@ def test_target_declares_what_it_is() -> None:
 
 
 def test_drafter_declares_causality_of_each_layer() -> None:
-    found = inspection.inspect_drafter("auto", is_embedded=True)
+    found = inspection.inspect_drafter("auto", target=None)
     assert found["drafter"] == embedded_drafter().name
     assert all(isinstance(causal, bool) for causal in found["causal_layers"])
-    assert inspection.inspect_drafter("auto", is_embedded=False) == {"drafter": None}
+    assert inspection.inspect_drafter("auto", target="/some/target") == {"drafter": None}
 
 
 def test_a_damaged_drafter_is_named(tmp_path: Path) -> None:
     for file in ("config.json", "model.safetensors"):
         (tmp_path / file).write_bytes((embedded_drafter() / file).read_bytes()[:-1])
     with pytest.raises(WeightsError, match=r"model\.safetensors|config\.json"):
-        inspection.inspect_drafter(str(tmp_path), is_embedded=False)
+        inspection.inspect_drafter(str(tmp_path), target="/some/target")
 
 
 def test_probe_drafts_and_compares(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,20 +181,7 @@ def test_cuda_gets_constant_shapes_and_one_seat() -> None:
 
 
 def test_the_shipped_drafter_belongs_to_the_embedded_default() -> None:
-    assert drafter_path(None, is_embedded=True) is None
-    assert drafter_path("auto", is_embedded=False) is None
-    assert drafter_path("some/where", is_embedded=False) == Path("some/where")
-
-
-@pytest.mark.parametrize("name", [None, "embedded"])
-def test_the_embedded_default_has_two_names(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-
-    def note(drafter: str | None, *, is_embedded: bool) -> None:
-        asked.append(is_embedded)
-        raise ConfigError("enough seen")
-
-    monkeypatch.setattr("outrider.backends.local.drafter_path", note)
-    with pytest.raises(ConfigError, match="enough seen"):
-        load(name, device="cpu")
-    assert asked == [True]
+    assert drafter_path(None, target=None) is None
+    assert drafter_path("auto", target="embedded") == drafter_path("auto", target=None)
+    assert drafter_path("auto", target="/some/target") is None
+    assert drafter_path("some/where", target="/some/target") == Path("some/where")

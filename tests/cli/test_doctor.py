@@ -32,8 +32,9 @@ def test_a_problem_is_named_and_exits_2(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(inspection, "inspect_target", fail)
     shown = CliRunner().invoke(app, ["doctor"])
     assert shown.exit_code == 2
-    assert "no weights here" in shown.stderr
-    assert "PROBLEM" in shown.stderr
+    assert "no weights here" in shown.stdout
+    assert "PROBLEM" in shown.stdout
+    assert "not checked" in shown.stdout
 
 
 def test_a_cache_that_is_a_file_is_a_problem_not_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

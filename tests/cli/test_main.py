@@ -21,6 +21,14 @@ def test_help_names_every_command() -> None:
         assert name in shown.stdout
 
 
+def test_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["outrider", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("outrider ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -41,7 +49,7 @@ def test_help_names_every_command() -> None:
         (("demo", "--record", "/"), "--record /"),
         (("train", "generate", RECIPE, "--data", "/proc/no/text.pt", "--device", "cpu"), "--data /proc/no/text.pt"),
         (("train", "generate", RECIPE, "--data", "text.pt", "--device", "foo"), "device='foo'"),
-        (("train", "run", RECIPE, "--data", "/no/text.pt", "--out", "runs", "--device", "cpu"), "/no/text.pt"),
+        (("train", "run", RECIPE, "--data", "/no/text.pt", "--out", "runs", "--device", "cpu"), "/no/text.pt does not"),
         (("train", "run", RECIPE, "--data", RECIPE, "--out", "runs", "--device", "cpu"), f"{RECIPE} holds no text"),
         (("train", "run", RECIPE, "--data", RECIPE, "--out", "/proc/no", "--device", "cpu"), "--out /proc/no"),
         (

@@ -45,9 +45,9 @@ def inspect_target(target: str | None, *, progress: Callable[[str], None]) -> di
     }
 
 
-def inspect_drafter(drafter: str, *, is_embedded: bool) -> dict[str, Any]:
+def inspect_drafter(drafter: str, *, target: str | None) -> dict[str, Any]:
     """What the drafter declares, causality of each layer included."""
-    path = drafter_path(drafter, is_embedded=is_embedded)
+    path = drafter_path(drafter, target=target)
     if path is None:
         return {"drafter": None}
     config, tensors = load_safetensors_dir(Path(path))

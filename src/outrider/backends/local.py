@@ -185,7 +185,7 @@ def load(
     """
     place = resolve_device(device)
     dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
-    path = drafter_path(drafter, is_embedded=target in (None, EMBEDDED_NAME))
+    path = drafter_path(drafter, target=target)
     checkpoint = load_checkpoint(locate_target(target), progress=progress)
     declared = target_config(checkpoint)
     engine_config = resolve_config(config or EngineConfig(), device=place, max_positions=declared.max_positions)
@@ -201,13 +201,13 @@ def load(
     return LLM(make_engine(model, proposer, tokenizer, engine_config), tokenizer)
 
 
-def drafter_path(drafter: str | None, *, is_embedded: bool) -> Path | None:
-    """The directory of a drafter asked for by path, "auto" or None."""
+def drafter_path(drafter: str | None, *, target: str | None) -> Path | None:
+    """The directory of a drafter asked for by path, "auto" or None, for a target as `load` takes it."""
     if drafter is None:
         return None
     if drafter != "auto":
         return Path(drafter)
-    return embedded_drafter() if is_embedded else None
+    return embedded_drafter() if target in (None, EMBEDDED_NAME) else None
 
 
 def load_proposer(path: Path, model: GemmaTarget, config: EngineConfig, *, target_name: str) -> DFlashProposer:

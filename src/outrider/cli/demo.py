@@ -14,11 +14,11 @@ from outrider.benchmarking import demo as measurement
 from outrider.benchmarking.record import make_record, write_record
 from outrider.benchmarking.workloads import DEMO
 from outrider.cli import options
-from outrider.cli.output import console, emit_json, progress_line, writable
+from outrider.cli.output import console, emit_json, progress_line, show, writable
 from outrider.core import Chunk, SamplingParams
 from outrider.errors import ConfigError
 
-ACCEPTED_STYLE = "bold green"
+ACCEPTED_STYLE = "bold underline green"
 MIN_TOKENS = 2
 NUM_STREAMED_PROMPTS = 3  # shown as they are written; the rest runs behind a progress bar
 
@@ -56,10 +56,10 @@ def demo(
         params=params, prompts=DEMO.prompts[:prompts], num_speculative_tokens=llm.num_speculative_tokens
     )
     if not as_json:
-        console.print(Text.assemble("Tokens from ", ("accepted drafts", ACCEPTED_STYLE), " are marked."))
+        console.print(Text.assemble("Tokens from ", ("accepted drafts", ACCEPTED_STYLE), " are marked."), end="")
     rows = _run(arms, config, is_quiet=as_json)
     summary = measurement.summarize(rows, config)
-    emit_json(summary) if as_json else console.print("\n", _table(summary))
+    emit_json(summary) if as_json else show(_table(summary))
     if record is not None:
         settings = {"kernels": llm.kernels_name, "drafter": llm.drafter_name, "seed": seed}
         described = [{"name": name, "backend": "local", "target": target or "embedded", **settings} for name in arms]
@@ -97,9 +97,10 @@ def _run(arms: dict[str, Any], config: measurement.DemoConfig, *, is_quiet: bool
         nonlocal streaming
         streaming = index < num_streamed and arm != measurement.TORCH
         if streaming:
-            heading = Text.assemble("\n\n", (f"{arm}  ", "bold"), (prompt, "dim"))
+            progress.stop()
+            heading = Text.assemble((f"\n\n{arm}\n", "bold"), (prompt, "dim"))
             console.print(heading, end="", soft_wrap=True)
-        elif index >= num_streamed and not progress.live.is_started:
+        elif not progress.live.is_started:
             console.print("\n")
             progress.start()
         progress.update(task, completed=index, description=f"prompt {index + 1} ({arm})")
@@ -142,5 +143,6 @@ def _table(summary: dict[str, Any]) -> Table:
     for key, label in labels.items():
         value = summary[key]
         shown = "–" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+        shown += "×" if key in ("speedup", "kernel_gain") and value is not None else ""
         table.add_row(label, "yes" if value is True else "NO" if value is False else shown)
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from outrider import environment
 from outrider.cli import options
-from outrider.cli.output import console, emit_json, progress_line
+from outrider.cli.output import emit_json, progress_line, show
 from outrider.errors import OutriderError
 
 
@@ -29,10 +30,13 @@ def doctor(
     steps: dict[str, Callable[[], dict[str, Any]]] = {
         "kernels": lambda: inspection.inspect_kernels(kernels, device),
         "target": lambda: inspection.inspect_target(target, progress=progress_line),
-        "drafter": lambda: inspection.inspect_drafter(drafter, is_embedded=target is None),
+        "drafter": lambda: inspection.inspect_drafter(drafter, target=target),
         "drafting": lambda: inspection.probe_drafting(target, drafter=drafter, kernels=kernels, device=device),
     }
     for name, step in steps.items():
+        if name == "drafting" and not is_sound:
+            found["checks"].append({"name": name, "ok": False, "problem": "not checked: see the problems above."})
+            continue
         try:
             found["checks"].append({"name": name, "ok": True, **step()})
         except OutriderError as error:
@@ -52,6 +56,13 @@ def _show(found: dict[str, Any]) -> None:
     table.add_row("machine", "ok", f"{machine['cpu_model']}, {machine['num_usable_cores']} cores")
     for check in found["checks"]:
         facts = {key: value for key, value in check.items() if key not in ("name", "ok")}
-        text = "\n".join(f"{key}: {value}" for key, value in facts.items())
+        text = "\n".join(f"{key}: {_shortened(value)}" for key, value in facts.items())
         table.add_row(check["name"], "ok" if check["ok"] else "PROBLEM", text)
-    console.print(table)
+    show(table)
+
+
+def _shortened(value: Any) -> str:
+    """Two decimals and twelve digits of a checksum are enough for reading; --json has all."""
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return f"{value:.12}…" if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) else str(value)

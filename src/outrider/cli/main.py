@@ -6,11 +6,12 @@ import sys
 import warnings
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated, TextIO
 
 import typer
 
 from outrider.cli import demo, doctor, generate, train
+from outrider.environment import package_version
 from outrider.errors import OutriderError
 
 _PACKAGE_DIR = Path(__file__).parent.parent
@@ -19,8 +20,21 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Lossless block-diffusion speculative decoding for Gemma models.",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Lossless block-diffusion speculative decoding for Gemma models."""
+    if version:
+        sys.stdout.write(f"outrider {package_version('outrider') or 'from source'}\n")
+        raise typer.Exit
+
+
 app.command()(demo.demo)
 app.command()(generate.generate)
 app.command()(doctor.doctor)

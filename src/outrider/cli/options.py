@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-Target = Annotated[str | None, typer.Option(help="A GGUF file or a directory; the embedded default if left out.")]
+Target = Annotated[str | None, typer.Option(help="A GGUF file, a directory or 'embedded', the default.")]
 Drafter = Annotated[str, typer.Option(help="A drafter directory; 'auto' is the one shipped for the embedded default.")]
 NoDrafter = Annotated[bool, typer.Option("--no-drafter", help="Decode plainly.")]
 DraftLength = Annotated[
     int | None, typer.Option("--num-speculative-tokens", "-n", help="Draft length; the drafter's own if left out.")
 ]
 Kernels = Annotated[str, typer.Option(help="auto, cpu (compiled) or torch (plain products).")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 ContextLength = Annotated[int, typer.Option(help="Most tokens of prompt and answer together.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]

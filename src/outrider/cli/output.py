@@ -1,4 +1,4 @@
-"""Where commands write: one JSON object on stdout for machines, everything else on stderr for people."""
+"""Where commands write: the result on stdout, as one JSON object if asked for, and everything else on stderr."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def emit_json(value: Any) -> None:
     """Print one JSON object, alone, on stdout."""
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
+
+
+def show(result: Any) -> None:
+    """A result for people, on stdout."""
+    Console().print(result)
 
 
 def progress_line(message: str) -> None:

@@ -94,7 +94,7 @@ def load_recipe(path: Path) -> Recipe:
     try:
         table = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"recipe {path}: {error}") from error
+        raise ConfigError(f"{path} is not a recipe that can be read ({error}). See recipes/*.toml.") from error
     sections = {"generate": GenerateConfig, "drafter": DrafterShape, "optimize": OptimizeConfig}
     parts: dict[str, Any] = {
         key: _strict(kind, table.pop(key, {}), f"{path} [{key}]") for key, kind in sections.items()

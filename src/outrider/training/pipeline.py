@@ -82,9 +82,9 @@ def read_text(data: Path, *, device: torch.device) -> tuple[dict[str, Any], list
             saved = torch.load(data, map_location=device, weights_only=True)
         return saved["facts"], saved["batches"]
     except (OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.80}"
+        state = "holds no text of" if data.is_file() else "does not exist. It is made by"
         raise ConfigError(
-            f"{data} holds no text of `outrider train generate` ({reason}). Name its --data file."
+            f"{data} {state} `outrider train generate`. Name its --data file. ({type(error).__name__})"
         ) from error
 
 
