@@ -15,7 +15,7 @@
 #include "cpu_rows.h"
 
 /* A recorded call: which function (its place in kernels/cpu.py's list of recorded functions) and its arguments, each in
- * eight bytes. Replaying a pass saves what some hundred calls cost the interpreter. */
+ * eight bytes. Replaying a pass saves what some two hundred calls cost the interpreter. */
 typedef union {
     int64_t n;
     float f;

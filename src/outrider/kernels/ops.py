@@ -7,7 +7,7 @@ twin of everything here and the specification; `cpu.py` is the compiled set for 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider.errors import ConfigError
 from outrider.kernels.compiler import NotCompiledError
 from outrider.kernels.cpu import load_cpu_kernels
+from outrider.kernels.recording import Body
 from outrider.kernels.reference import TorchKernels
 from outrider.weights.locate import cache_dir
 from outrider.weights.packed import PackedWeight
@@ -43,12 +44,7 @@ class Kernels(Protocol):
         ...
 
     def run(
-        self,
-        body: Callable[..., list[Tensor]],
-        inputs: Sequence[Tensor],
-        *,
-        recordings: dict[Hashable, Any],
-        key: Hashable,
+        self, body: Body, inputs: Sequence[Tensor], *, recordings: dict[Hashable, Any], key: Hashable
     ) -> list[Tensor]:
         """body(*inputs); a set may record the body's calls in `recordings` under `key` and replay them later.
 

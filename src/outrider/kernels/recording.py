@@ -1,7 +1,7 @@
 """Recorded passes: the calls a pass makes into the compiled kernels, kept and replayed by one call.
 
-A pass of a small model makes some hundred calls, and what they cost the interpreter is a fifth of its time. Addresses
-are recorded, so a recording lives with the caches it writes to and holds every tensor it names.
+A pass of a small model makes some two hundred calls, and what they cost the interpreter was a fifth of its time.
+Addresses are recorded, so a recording lives with the caches it writes to and holds every tensor it names.
 """
 
 from __future__ import annotations

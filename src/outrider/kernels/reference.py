@@ -6,7 +6,7 @@ same launches whatever it carries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.kernels.recording import Body
 from outrider.weights.packed import PackedWeight
 
 # Columns of `spans`, int32 [R, 5]: what each query row of `attention` may see.
@@ -42,12 +43,7 @@ class TorchKernels:
         return weight.dequantize(self.dtype, self.device)
 
     def run(
-        self,
-        body: Callable[..., list[Tensor]],
-        inputs: Sequence[Tensor],
-        *,
-        recordings: dict[Hashable, Any],
-        key: Hashable,
+        self, body: Body, inputs: Sequence[Tensor], *, recordings: dict[Hashable, Any], key: Hashable
     ) -> list[Tensor]:
         """body(*inputs): nothing is recorded."""
         del recordings, key
