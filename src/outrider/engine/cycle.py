@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outrider.engine.batch import CycleBatch, pack_rows
 from outrider.engine.proposer import Proposer
-from outrider.engine.rejection import DraftBlock, Verdict, accept_by_rejection, accept_matching, point_mass_block
+from outrider.engine.rejection import DraftBlock, Verdict, accept_matching, accept_one_by_rejection, point_mass_block
 from outrider.engine.sampling import NoisePurpose, draw, filtered_probs, gumbel_noise, gumbel_noise_of, uniforms
 from outrider.models.attention import LayerCaches
 from outrider.models.gemma import GemmaTarget
@@ -64,26 +64,26 @@ def accept(
         return verdict, torch.isfinite(best_values[row_index]).all(dim=1)  # a NaN in a row is its best value
     logits = target.logits(hidden)
     is_finite = torch.isfinite(logits.amax(dim=-1)[row_index]).all(dim=1)
+    rows = [[logits[row] for row in index] for index in row_index.tolist()]  # views, no copies
     chosen = row_index.new_zeros(row_index.shape)
     for request, params in enumerate(batch.params):
-        rows = logits[row_index[request]]
         if params.is_greedy:
-            chosen[request] = rows.argmax(dim=-1)
+            chosen[request] = torch.stack([row.argmax() for row in rows[request]])
         elif params.seed is not None:
-            chosen[request] = match_choices(batch, request, rows)
+            chosen[request] = match_choices(batch, request, rows[request])
     verdict = accept_matching(draft.token_ids, chosen, batch.draft_lengths)
     for request in is_sampled:
         if batch.params[request].seed is None:
-            num_accepted, token_id = reject_or_keep(batch, request, draft, logits[row_index[request]])
+            num_accepted, token_id = reject_or_keep(batch, request, draft, rows[request])
             verdict.num_accepted_tokens[request], verdict.target_token_ids[request] = num_accepted, token_id
     return verdict, is_finite
 
 
-def match_choices(batch: CycleBatch, request: int, logits: Tensor) -> Tensor:
-    """The target's own sample for each row [K + 1, V] of a seeded request; noise depends on seed and position alone."""
+def match_choices(batch: CycleBatch, request: int, rows: list[Tensor]) -> Tensor:
+    """The target's own sample for each of K + 1 rows [V] of a seeded request; noise depends on seed and position alone."""
     params, seed, anchor = batch.params[request], batch.noise_seeds[request], batch.host_positions[request]
     choices = []
-    for slot, row in enumerate(logits[: batch.host_lengths[request] + 1]):
+    for slot, row in enumerate(rows[: batch.host_lengths[request] + 1]):
         probs, position = filtered_probs(row, params), anchor + 1 + slot
         ids = probs.nonzero().squeeze(-1)
         # One id alone costs as much noise as the four of its block.
@@ -92,19 +92,17 @@ def match_choices(batch: CycleBatch, request: int, logits: Tensor) -> Tensor:
             gumbel_noise_of(seed, position, ids) if is_few else gumbel_noise(seed, position, len(row), row.device)[ids]
         )
         choices.append(ids[(probs[ids].to(torch.float64).log() + noise).argmax()])
-    choices += [choices[-1]] * (len(logits) - len(choices))
+    choices += [choices[-1]] * (len(rows) - len(choices))
     return torch.stack(choices)
 
 
-def reject_or_keep(batch: CycleBatch, request: int, draft: DraftBlock, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Rejection sampling for one request with rows [K + 1, V]: (num_accepted, target token), int64 scalars."""
-    params, one, device = batch.params[request], slice(request, request + 1), logits.device
-    seed, anchor, num_drafts = batch.noise_seeds[request], batch.host_positions[request], draft.token_ids.shape[1]
-    num_accepted, left = accept_by_rejection(
-        DraftBlock(draft.token_ids[one], draft.candidate_ids[one], draft.candidate_probs[one]),
-        torch.stack([filtered_probs(row, params) for row in logits])[None],
-        batch.draft_lengths[one],
-        uniforms(seed, anchor, num_drafts, NoisePurpose.ACCEPT, device=device)[None],
+def reject_or_keep(batch: CycleBatch, request: int, draft: DraftBlock, rows: list[Tensor]) -> tuple[int, Tensor]:
+    """Rejection sampling for one request with K + 1 rows [V]: (num_accepted, target token int64 scalar)."""
+    params, device = batch.params[request], rows[0].device
+    seed, anchor, num_drafts = batch.noise_seeds[request], batch.host_positions[request], batch.host_lengths[request]
+    num_accepted, left = accept_one_by_rejection(
+        DraftBlock(*(part[request : request + 1, :num_drafts] for part in draft)),
+        lambda slot: filtered_probs(rows[slot], params),
+        uniforms(seed, anchor, num_drafts, NoisePurpose.ACCEPT, device=device),
     )
-    token_id = draw(left[0], uniforms(seed, anchor, 1, NoisePurpose.TARGET, device=device)[0])
-    return num_accepted[0], token_id
+    return num_accepted, draw(left, uniforms(seed, anchor, 1, NoisePurpose.TARGET, device=device)[0])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch
-from outrider.engine.rejection import DraftBlock
+from outrider.engine.rejection import DraftBlock, point_mass_block
 from outrider.engine.sampling import NoisePurpose, draw, filtered_probs, gumbel_noise_of, uniforms
 from outrider.models.attention import LayerCaches
 from outrider.models.dflash import BlockRows, DFlashDrafter
@@ -51,10 +51,9 @@ class DFlashProposer:
         )
         block[:, 0] = batch.anchor_token_ids
         rows = BlockRows(block.view(-1), batch.seats, batch.anchor_positions, draft_length + 1)
-        logits = self.drafter.forward(rows, self.caches)
         if all(params.is_greedy for params in batch.params):
-            return self._greedy(logits)
-        return self._sampled(batch, logits)
+            return point_mass_block(self._target_ids(self.drafter.best(rows, self.caches)), self.drafter.target.dtype)
+        return self._sampled(batch, self.drafter.forward(rows, self.caches))
 
     def commit(self, taps: Tensor, seats: Tensor, positions: Tensor) -> None:
         """Append context keys and values."""
@@ -63,10 +62,6 @@ class DFlashProposer:
     def _target_ids(self, draft_ids: Tensor) -> Tensor:
         table = self.drafter.draft_to_target
         return draft_ids if table is None else table[draft_ids]
-
-    def _greedy(self, logits: Tensor) -> DraftBlock:
-        token_ids = self._target_ids(logits.argmax(dim=-1))
-        return DraftBlock(token_ids, token_ids[..., None], torch.ones_like(logits[..., :1]))
 
     def _sampled(self, batch: CycleBatch, logits: Tensor) -> DraftBlock:
         """Each request by its own rule; greedy requests in the batch are point masses."""

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -55,6 +56,11 @@ def residual_probs(target_probs: Tensor, candidate_ids: Tensor, candidate_probs:
     return torch.where(leftover.sum(dim=-1, keepdim=True) > 0, leftover, target_probs)
 
 
+def draft_chance(draft: DraftBlock) -> Tensor:
+    """Probability with which each draft was proposed, [Q, K]."""
+    return (draft.candidate_probs * (draft.candidate_ids == draft.token_ids[..., None])).sum(dim=-1)
+
+
 def accept_by_rejection(
     draft: DraftBlock, target_probs: Tensor, draft_lengths: Tensor, accept_uniforms: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -62,10 +68,8 @@ def accept_by_rejection(
 
     target_probs [Q, K + 1, V] after filters; accept_uniforms [Q, K] in (0, 1).
     """
-    proposed = draft.token_ids[..., None]
-    target_chance = target_probs[:, :-1].gather(2, proposed).squeeze(2)
-    draft_chance = (draft.candidate_probs * (draft.candidate_ids == proposed)).sum(dim=-1)
-    num_accepted = count_leading(accept_uniforms * draft_chance < target_chance, draft_lengths)
+    target_chance = target_probs[:, :-1].gather(2, draft.token_ids[..., None]).squeeze(2)
+    num_accepted = count_leading(accept_uniforms * draft_chance(draft) < target_chance, draft_lengths)
     request = torch.arange(len(num_accepted), device=num_accepted.device)
     row = target_probs[request, num_accepted]
     num_drafts = draft.token_ids.shape[1]
@@ -74,3 +78,19 @@ def accept_by_rejection(
     slot = num_accepted.clamp_max(num_drafts - 1)
     residual = residual_probs(row, draft.candidate_ids[request, slot], draft.candidate_probs[request, slot])
     return num_accepted, torch.where((num_accepted < draft_lengths)[:, None], residual, row)
+
+
+def accept_one_by_rejection(
+    draft: DraftBlock, target_row: Callable[[int], Tensor], accept_uniforms: Tensor
+) -> tuple[int, Tensor]:
+    """`accept_by_rejection` for one request whose K drafts all count: (num_accepted, probs [V]).
+
+    target_row(slot) [V] is asked for as few rows as the verdict needs: a filtered row of a large vocabulary is dear.
+    """
+    wanted = (accept_uniforms * draft_chance(draft)[0]).tolist()
+    for slot, token_id in enumerate(draft.token_ids[0].tolist()):
+        row = target_row(slot)
+        if not wanted[slot] < row[token_id].item():
+            residual = residual_probs(row[None], draft.candidate_ids[:, slot], draft.candidate_probs[:, slot])
+            return slot, residual[0]
+    return len(wanted), target_row(len(wanted))

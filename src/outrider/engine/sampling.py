@@ -20,6 +20,7 @@ PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 PHILOX_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 PHILOX_ROUNDS = 10
 TOP_P_CANDIDATES = 1024  # likeliest ids among which top-p usually ends
+BLOCK = 64  # a large row is searched by the maxima of its blocks
 
 Word = Any  # an int, or an int64 tensor
 Device = torch.device | str
@@ -73,9 +74,27 @@ def _gumbel(words: Tensor) -> Tensor:
     return -torch.log(-torch.log((words.to(torch.float64) + 0.5) * 2.0**-32))
 
 
+def largest(row: Tensor, count: int) -> Tensor:
+    """The `count` largest values of a row [n], descending. The blocks with the largest maxima hold them all."""
+    if len(row) % BLOCK or count * BLOCK >= len(row):
+        return row.topk(count).values
+    blocks = row.view(-1, BLOCK)
+    return blocks.index_select(0, blocks.amax(dim=-1).topk(count).indices).view(-1).topk(count).values
+
+
+def ids_at_least(row: Tensor, threshold: Tensor) -> Tensor:
+    """Ascending indices of a row [n] whose values are not below the threshold, int64 [m]; all where it is NaN."""
+    if len(row) % BLOCK:
+        return (~(row < threshold)).nonzero().squeeze(-1)
+    blocks = row.view(-1, BLOCK)
+    hit = (~(blocks.amax(dim=-1) < threshold)).nonzero().squeeze(-1)
+    block, column = (~(blocks.index_select(0, hit) < threshold)).nonzero(as_tuple=True)
+    return hit[block] * BLOCK + column
+
+
 def top_p_threshold(probs: Tensor, top_p: float) -> Tensor:
     """Largest t such that the probs >= t of a row [V] sum to top_p or more; 0 where rounding leaves less than top_p."""
-    top = probs.topk(min(TOP_P_CANDIDATES, len(probs))).values
+    top = largest(probs, min(TOP_P_CANDIDATES, len(probs)))
     reached = top.to(torch.float64).cumsum(dim=0) >= top_p
     if bool(reached[-1]):
         return top[reached.int().argmax()]
@@ -103,8 +122,7 @@ def filtered_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     scaled = logits / params.temperature
     if not 0 < params.top_k < len(scaled):
         return _filtered_by_chance(scaled, params)
-    kth = scaled.topk(params.top_k).values[-1]
-    kept = (~(scaled < kth)).nonzero().squeeze(-1)  # ties with the k-th as well, and everything where all is NaN
+    kept = ids_at_least(scaled, largest(scaled, params.top_k)[-1])  # ties with the k-th as well
     return torch.zeros_like(scaled).scatter_(0, kept, _filtered_by_chance(scaled[kept], params))
 
 

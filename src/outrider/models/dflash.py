@@ -146,6 +146,19 @@ class DFlashDrafter:
 
     def forward(self, block: BlockRows, caches: LayerCaches) -> Tensor:
         """Run the block; return logits [requests, block_rows - 1, Vd] in at least float32. Caches are only read."""
+        logits = self.kernels.logits(self._drafted(block, caches), self.head)
+        return soft_cap(logits, self.config.final_logit_softcapping).view(
+            -1, block.block_rows - 1, self.config.draft_vocab_size
+        )
+
+    def best(self, block: BlockRows, caches: LayerCaches) -> Tensor:
+        """Run the block; return the likeliest draft ids, int64 [requests, block_rows - 1], without storing logits."""
+        if self.config.final_logit_softcapping is not None:  # the cap rounds, so that different logits can tie
+            return self.forward(block, caches).argmax(dim=-1)
+        return self.kernels.best(self._drafted(block, caches), self.head)[1].view(-1, block.block_rows - 1)
+
+    def _drafted(self, block: BlockRows, caches: LayerCaches) -> Tensor:
+        """Normed hidden states of the slots that draft, [requests * (block_rows - 1), N]."""
         kernels, config = self.kernels, self.config
         scale = self.target.embedding_scale if config.scale_block_embeddings else 1.0
         by_sight = {layer.sight: layer for layer in self.layers}
@@ -159,9 +172,7 @@ class DFlashDrafter:
         embeds = kernels.embed(block.token_ids, self.target.embedding) * scale
         inputs = (embeds, block.positions, *(block_spans(block, layer) for layer in by_sight.values()))
         (normed,) = kernels.run(run_layers, inputs, recordings=caches.recordings, key="block")
-        drafted = normed.view(-1, block.block_rows, config.hidden_size)[:, 1:].reshape(-1, config.hidden_size)
-        logits = soft_cap(kernels.logits(drafted, self.head), config.final_logit_softcapping)
-        return logits.view(-1, block.block_rows - 1, config.draft_vocab_size)
+        return normed.view(-1, block.block_rows, config.hidden_size)[:, 1:].reshape(-1, config.hidden_size)
 
     def _layer_forward(
         self, layer: DFlashLayer, cache: LayerCache, hidden: Tensor, positions: Tensor, spans: Tensor
