@@ -10,6 +10,7 @@ from outrider.engine.rejection import (
     DraftBlock,
     accept_by_rejection,
     accept_matching,
+    accept_one_by_rejection,
     count_leading,
     point_mass_block,
     residual_probs,
@@ -150,3 +151,27 @@ def test_no_draft_leaves_the_target_alone() -> None:
     num_accepted, left = accept_by_rejection(draft, TARGET[None, None], torch.tensor([0]), torch.zeros(1, 0))
     assert num_accepted.tolist() == [0]
     assert torch.equal(left, TARGET[None])
+
+
+@pytest.mark.parametrize("num_drafts", [0, 1, 3])
+def test_one_request_at_a_time_is_judged_as_in_a_batch_and_sees_no_row_it_does_not_need(num_drafts: int) -> None:
+    uniform = random_uniforms(200, num_drafts, seed=5)
+    generator = torch.Generator().manual_seed(6)
+    probs = torch.rand(200, num_drafts + 1, 3, generator=generator, dtype=torch.float64).softmax(dim=-1)
+    draft_probs = torch.rand(200, num_drafts, 3, generator=generator, dtype=torch.float64).softmax(dim=-1)
+    token_ids = torch.randint(3, (200, num_drafts), generator=generator)
+    draft = DraftBlock(token_ids, torch.arange(3).expand_as(draft_probs), draft_probs)
+    num_accepted, left = accept_by_rejection(draft, probs, torch.full((200,), num_drafts), uniform)
+    assert set(num_accepted.tolist()) == set(range(num_drafts + 1))
+    for request in range(200):
+        asked: list[int] = []
+
+        def row(slot: int, request: int = request, asked: list[int] = asked) -> Tensor:
+            asked.append(slot)
+            return probs[request, slot]
+
+        one = DraftBlock(*(part[request : request + 1] for part in draft))
+        count, own_left = accept_one_by_rejection(one, row, uniform[request])
+        assert count == num_accepted[request]
+        assert torch.equal(own_left, left[request])
+        assert asked == list(range(count + 1))

@@ -14,6 +14,8 @@ from outrider.engine.sampling import (
     filtered_probs,
     gumbel_noise,
     gumbel_noise_of,
+    ids_at_least,
+    largest,
     philox,
     top_p_threshold,
     uniforms,
@@ -87,6 +89,23 @@ def test_top_p_threshold_is_what_sorting_finds(dtype: torch.dtype, top_p: float)
         logits = (3 * torch.randn(size, generator=generator, dtype=dtype)).round(decimals=1)  # rounded: ties
         probs = logits.softmax(dim=-1)
         assert torch.equal(probs >= top_p_threshold(probs, top_p), probs >= threshold_by_sorting(probs, top_p))
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 640, 6400])
+@pytest.mark.parametrize("count", [1, 5, 64])
+def test_searching_by_blocks_finds_what_searching_everything_does(size: int, count: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    row = torch.randn(size, generator=generator).round(decimals=1)  # rounded: ties
+    count = min(count, size)
+    found = largest(row, count)
+    assert torch.equal(found, row.sort(descending=True).values[:count])
+    assert ids_at_least(row, found[-1]).tolist() == (row >= found[-1]).nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("size", [65, 640])
+def test_ids_of_values_that_cannot_be_compared_are_all_kept(size: int) -> None:
+    row = torch.full((size,), torch.nan)
+    assert ids_at_least(row, largest(row, 5)[-1]).tolist() == list(range(size))
 
 
 def kept(logits: list[float], **params: float) -> list[int]:

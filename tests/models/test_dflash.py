@@ -117,6 +117,20 @@ def test_a_shorter_block_is_a_block_of_fewer_slots() -> None:
     torch.testing.assert_close(logits[0], dense_logits(drafter, taps, 11, block_rows=3), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("draft_vocab_size", [None, 48])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_best_is_the_argmax_of_forward(
+    cpu_kernels: CpuKernels, draft_vocab_size: int | None, is_compiled: bool
+) -> None:
+    target = toy_target(kernels=cpu_kernels, dtype=torch.float32) if is_compiled else toy_target()
+    drafter = toy_drafter(target, draft_vocab_size=draft_vocab_size)
+    caches = new_caches(drafter)
+    commit(drafter, caches, random_taps(9))
+    for anchor in range(8):
+        logits = drafter.forward(block(anchor, 9), caches)
+        assert drafter.best(block(anchor, 9), caches).tolist() == logits.argmax(dim=-1).tolist()
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_only_two_way_slots_see_later_ones(is_causal: bool) -> None:
     drafter = toy_drafter(toy_target(), is_causal=is_causal)

@@ -80,7 +80,7 @@ def accept(
 
 
 def match_choices(batch: CycleBatch, request: int, rows: list[Tensor]) -> Tensor:
-    """The target's own sample for each of K + 1 rows [V] of a seeded request; noise depends on seed and position alone."""
+    """The target's own sample for each of K + 1 rows [V] of a seeded request; noise depends on seed and place alone."""
     params, seed, anchor = batch.params[request], batch.noise_seeds[request], batch.host_positions[request]
     choices = []
     for slot, row in enumerate(rows[: batch.host_lengths[request] + 1]):

@@ -92,69 +92,80 @@ INLINE int64_t scale_bytes(int32_t flags) {
     return flags & FLAG_DENSE ? 0 : TILE * (flags & FLAG_HALF_SCALES ? 2 : 4) + (flags & FLAG_OFFSETS ? TILE * 4 : 0);
 }
 
-/* One tile for ROWS rows, ROWS and SPAN (vectors in flight a row) being constants after inlining: ROWS * SPAN
- * independent chains hide the latency of multiply-add and still fit the registers. */
+/* SPAN vectors of one block of a tile for ROWS rows, both constants after inlining: ROWS * SPAN independent chains hide
+ * the latency of multiply-add and still fit the registers. `after` is where the block's scales begin. */
+INLINE void block_product(const int ROWS, const int SPAN, const int DENSE, const weight_t *weight, const uint8_t *block,
+                          int64_t count, int first, const float *x, const float *group_sums, int64_t num_groups,
+                          float *totals) {
+    const int64_t in = weight->in_features;
+    const int has_offsets = weight->flags & FLAG_OFFSETS, half_scales = weight->flags & FLAG_HALF_SCALES;
+    const uint8_t *after = block + count * TILE * (DENSE ? 4 : 1);
+    const int64_t block_bytes = after - block + scale_bytes(weight->flags);
+    const uint8_t *values = block + first * WIDTH * (DENSE ? 4 : 1);
+    const uint8_t *ahead = block + PREFETCH_BYTES + block_bytes * first / VECTORS;
+    const uint8_t *ahead_end = block + PREFETCH_BYTES + block_bytes * (first + SPAN) / VECTORS;
+    wide sums[6][8];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < SPAN; v++) sums[r][v] = (wide){0};
+    for (; ahead < ahead_end; ahead += 64) __builtin_prefetch(ahead);
+#pragma GCC unroll 2
+    for (int64_t k = 0; k < count; k++) {
+        const uint8_t *at = values + k * TILE * (DENSE ? 4 : 1);
+        wide held[8]; /* the fewer of weights and inputs stay in registers, the others come one by one */
+        if (ROWS > SPAN) {
+#pragma GCC unroll 8
+            for (int v = 0; v < SPAN; v++) held[v] = load_weights(at, v * WIDTH, DENSE);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                const wide input = splat_wide(x[r * in + k]);
+#pragma GCC unroll 8
+                for (int v = 0; v < SPAN; v++) sums[r][v] = multiply_add_wide(held[v], input, sums[r][v]);
+            }
+        } else {
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) held[r] = splat_wide(x[r * in + k]);
+#pragma GCC unroll 8
+            for (int v = 0; v < SPAN; v++) {
+                const wide w = load_weights(at, v * WIDTH, DENSE);
+#pragma GCC unroll 8
+                for (int r = 0; r < ROWS; r++) sums[r][v] = multiply_add_wide(w, held[r], sums[r][v]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < SPAN; v++) {
+        const int at = (first + v) * WIDTH;
+        wide scale = {0}, offset = {0};
+        if (!DENSE) scale = half_scales ? load_half((const uint16_t *)after + at) : load_wide((const float *)after + at);
+        if (has_offsets) offset = load_wide((const float *)(after + TILE * (half_scales ? 2 : 4)) + at);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            float *total = totals + r * TILE + at;
+            wide sum = load_wide(total);
+            if (DENSE) sum += sums[r][v];
+            else sum = multiply_add_wide(scale, sums[r][v], sum);
+            if (has_offsets) sum = multiply_add_wide(offset, splat_wide(group_sums[r * num_groups]), sum);
+            store_wide(total, sum);
+        }
+    }
+}
+
+/* One tile for ROWS rows, SPAN vectors at a time and what is left over at the end. */
 INLINE void tile_product(const int ROWS, const int SPAN, const int DENSE, const weight_t *weight, const uint8_t *tile,
                          const float *x, const float *group_sums, float *totals) {
-    const int64_t in = weight->in_features, group = weight->group_size;
-    const int64_t num_groups = (in + group - 1) / group;
-    const int has_offsets = weight->flags & FLAG_OFFSETS, half_scales = weight->flags & FLAG_HALF_SCALES;
+    const int64_t in = weight->in_features, group = weight->group_size, num_groups = (in + group - 1) / group;
     for (int i = 0; i < ROWS * TILE; i += WIDTH) store_wide(totals + i, (wide){0});
     for (int64_t g = 0; g < num_groups; g++) {
         const int64_t count = DENSE && in - g * group < group ? in - g * group : group;
-        const uint8_t *after = tile + count * TILE * (DENSE ? 4 : 1);
-        const int64_t share = (after - tile + scale_bytes(weight->flags)) / (VECTORS / SPAN);
-        for (int first = 0; first < VECTORS; first += SPAN) {
-            wide sums[6][8];
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 8
-                for (int v = 0; v < SPAN; v++) sums[r][v] = (wide){0};
-            const uint8_t *values = tile + first * WIDTH * (DENSE ? 4 : 1);
-            const uint8_t *ahead = tile + PREFETCH_BYTES + share * (first / SPAN);
-            for (int64_t line = 0; line < share; line += 64) __builtin_prefetch(ahead + line);
-#pragma GCC unroll 2
-            for (int64_t k = 0; k < count; k++) {
-                const uint8_t *at = values + k * TILE * (DENSE ? 4 : 1);
-                wide held[8]; /* the fewer of weights and inputs stay in registers, the others come one by one */
-                if (ROWS > SPAN) {
-#pragma GCC unroll 8
-                    for (int v = 0; v < SPAN; v++) held[v] = load_weights(at, v * WIDTH, DENSE);
-#pragma GCC unroll 8
-                    for (int r = 0; r < ROWS; r++) {
-                        const wide input = splat_wide(x[r * in + k]);
-#pragma GCC unroll 8
-                        for (int v = 0; v < SPAN; v++) sums[r][v] = multiply_add_wide(held[v], input, sums[r][v]);
-                    }
-                } else {
-#pragma GCC unroll 8
-                    for (int r = 0; r < ROWS; r++) held[r] = splat_wide(x[r * in + k]);
-#pragma GCC unroll 8
-                    for (int v = 0; v < SPAN; v++) {
-                        const wide w = load_weights(at, v * WIDTH, DENSE);
-#pragma GCC unroll 8
-                        for (int r = 0; r < ROWS; r++) sums[r][v] = multiply_add_wide(w, held[r], sums[r][v]);
-                    }
-                }
-            }
-#pragma GCC unroll 8
-            for (int v = 0; v < SPAN; v++) {
-                const int at = (first + v) * WIDTH;
-                wide scale = {0}, offset = {0};
-                if (!DENSE) scale = half_scales ? load_half((const uint16_t *)after + at) : load_wide((const float *)after + at);
-                if (has_offsets) offset = load_wide((const float *)(after + TILE * (half_scales ? 2 : 4)) + at);
-#pragma GCC unroll 8
-                for (int r = 0; r < ROWS; r++) {
-                    float *total = totals + r * TILE + at;
-                    wide sum = load_wide(total);
-                    if (DENSE) sum += sums[r][v];
-                    else sum = multiply_add_wide(scale, sums[r][v], sum);
-                    if (has_offsets) sum = multiply_add_wide(offset, splat_wide(group_sums[r * num_groups + g]), sum);
-                    store_wide(total, sum);
-                }
-            }
-        }
-        tile = after + scale_bytes(weight->flags);
+        int first = 0;
+        for (; first + SPAN <= VECTORS; first += SPAN)
+            block_product(ROWS, SPAN, DENSE, weight, tile, count, first, x, group_sums, num_groups, totals);
+        if (VECTORS % SPAN)
+            block_product(ROWS, VECTORS % SPAN, DENSE, weight, tile, count, first, x, group_sums, num_groups, totals);
+        tile += count * TILE * (DENSE ? 4 : 1) + scale_bytes(weight->flags);
+        if (group_sums) group_sums++;
         x += count;
     }
 }
@@ -177,7 +188,7 @@ INLINE void tile_product(const int ROWS, const int SPAN, const int DENSE, const 
 #define SPAN_1 4
 #define SPAN_2 4
 #define SPAN_3 4
-#define SPAN_4 2
+#define SPAN_4 3
 #define SPAN_5 2
 #define SPAN_6 2
 #endif
