@@ -160,7 +160,8 @@ def test_one_request_at_a_time_is_judged_as_in_a_batch_and_sees_no_row_it_does_n
     probs = torch.rand(200, num_drafts + 1, 3, generator=generator, dtype=torch.float64).softmax(dim=-1)
     draft_probs = torch.rand(200, num_drafts, 3, generator=generator, dtype=torch.float64).softmax(dim=-1)
     token_ids = torch.randint(3, (200, num_drafts), generator=generator)
-    draft = DraftBlock(token_ids, torch.arange(3).expand_as(draft_probs), draft_probs)
+    candidate_ids = torch.rand(200, num_drafts, 3, generator=generator).argsort(dim=-1)
+    draft = DraftBlock(token_ids, candidate_ids, draft_probs)
     num_accepted, left = accept_by_rejection(draft, probs, torch.full((200,), num_drafts), uniform)
     assert set(num_accepted.tolist()) == set(range(num_drafts + 1))
     for request in range(200):
