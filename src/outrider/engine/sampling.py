@@ -83,7 +83,7 @@ def largest(row: Tensor, count: int) -> Tensor:
 
 
 def ids_at_least(row: Tensor, threshold: Tensor) -> Tensor:
-    """Ascending indices of a row [n] whose values are not below the threshold, int64 [m]; all where it is NaN."""
+    """Ascending indices of a row [n] whose values are not below the threshold, int64 [m]; all for a NaN threshold."""
     if len(row) % BLOCK:
         return (~(row < threshold)).nonzero().squeeze(-1)
     blocks = row.view(-1, BLOCK)
