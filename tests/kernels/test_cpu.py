@@ -109,6 +109,8 @@ def test_norms(cpu_kernels: CpuKernels, size: int) -> None:
         one = slice(row, row + 1)
         assert torch.equal(cpu_kernels.rms_norm(x[one], weight, eps=EPS), normed[one])
         assert torch.equal(cpu_kernels.rms_norm_add(x[one], weight, residual[one], eps=EPS), added[one])
+    scaled = cpu_kernels.rms_norm_add(x, weight, residual, eps=EPS, scale=0.7)
+    assert torch.equal(scaled, added * torch.tensor(0.7))
 
 
 @pytest.mark.parametrize("size", [6, 64, 256])

@@ -64,6 +64,8 @@ def test_norms() -> None:
     expected = torch.stack([row / math.sqrt(float(row @ row) / 10 + EPS) * weight for row in x])
     torch.testing.assert_close(EXACT.rms_norm(x, weight, eps=EPS), expected)
     torch.testing.assert_close(EXACT.rms_norm_add(x, weight, residual, eps=EPS), residual + expected)
+    scaled = EXACT.rms_norm_add(x, weight, residual, eps=EPS, scale=0.5)
+    torch.testing.assert_close(scaled, (residual + expected) * 0.5)
 
 
 @pytest.mark.parametrize("with_norm", [True, False])

@@ -47,7 +47,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "gated_linear": (_POINTER, _COUNT, *(_POINTER,) * 3, c_int32),
     "best": (_POINTER, _COUNT, *(_POINTER,) * 3),
     "embed": (_POINTER, _COUNT, _POINTER, _POINTER),
-    "rms_norm": (*(_POINTER,) * 4, _COUNT, _COUNT, c_float),
+    "rms_norm": (*(_POINTER,) * 4, _COUNT, _COUNT, c_float, c_float),
     "head_norm_rope": (*(_POINTER,) * 6, _COUNT, _COUNT, _COUNT, c_float),
     "write_cache": (*(_POINTER,) * 6, _COUNT, _COUNT, _COUNT),
     "attention": (*(_POINTER,) * 7, *(_COUNT,) * 5, c_float),
@@ -239,21 +239,23 @@ class CpuKernels:
 
     def rms_norm(self, inputs: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over the last dimension of [R, N]."""
-        return self._norm(inputs, weight, None, eps)
+        return self._norm(inputs, weight, None, eps, 1.0)
 
-    def rms_norm_add(self, inputs: Tensor, weight: Tensor, residual: Tensor, *, eps: float) -> Tensor:
-        """residual + rms_norm(inputs), [R, N]."""
+    def rms_norm_add(
+        self, inputs: Tensor, weight: Tensor, residual: Tensor, *, eps: float, scale: float = 1.0
+    ) -> Tensor:
+        """(residual + rms_norm(inputs)) * scale, [R, N]."""
         assert inputs.shape == residual.shape, (inputs.shape, residual.shape)
-        return self._norm(inputs, weight, _plain(residual, torch.float32), eps)
+        return self._norm(inputs, weight, _plain(residual, torch.float32), eps, scale)
 
-    def _norm(self, inputs: Tensor, weight: Tensor, residual: Tensor | None, eps: float) -> Tensor:
+    def _norm(self, inputs: Tensor, weight: Tensor, residual: Tensor | None, eps: float, scale: float) -> Tensor:
         inputs, weight = _plain(inputs, torch.float32), _plain(weight, torch.float32)
         outputs = torch.empty_like(inputs)
         size = weight.shape[0]
         assert inputs.shape[-1] == size, (inputs.shape, size)
         addresses = inputs.data_ptr(), weight.data_ptr(), _pointer(residual), outputs.data_ptr()
         kept = (inputs, weight, residual, outputs)
-        self._call("rms_norm", *addresses, inputs.numel() // size, size, eps, kept=kept)
+        self._call("rms_norm", *addresses, inputs.numel() // size, size, eps, scale, kept=kept)
         return outputs
 
     def head_norm_rope(

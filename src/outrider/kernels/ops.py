@@ -80,8 +80,10 @@ class Kernels(Protocol):
         """x / sqrt(mean(x^2) + eps) * weight over the last dimension of [R, N]."""
         ...
 
-    def rms_norm_add(self, inputs: Tensor, weight: Tensor, residual: Tensor, *, eps: float) -> Tensor:
-        """residual + rms_norm(inputs): the sandwich norm of Gemma, [R, N]."""
+    def rms_norm_add(
+        self, inputs: Tensor, weight: Tensor, residual: Tensor, *, eps: float, scale: float = 1.0
+    ) -> Tensor:
+        """(residual + rms_norm(inputs)) * scale: the sandwich norm of Gemma, [R, N]."""
         ...
 
     def head_norm_rope(

@@ -83,9 +83,12 @@ class TorchKernels:
         """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
         return (_normalized(_widened(inputs), eps) * _widened(weight)).to(inputs.dtype)
 
-    def rms_norm_add(self, inputs: Tensor, weight: Tensor, residual: Tensor, *, eps: float) -> Tensor:
-        """residual + rms_norm(inputs)."""
-        return residual + self.rms_norm(inputs, weight, eps=eps)
+    def rms_norm_add(
+        self, inputs: Tensor, weight: Tensor, residual: Tensor, *, eps: float, scale: float = 1.0
+    ) -> Tensor:
+        """(residual + rms_norm(inputs)) * scale."""
+        added = residual + self.rms_norm(inputs, weight, eps=eps)
+        return added if scale == 1.0 else added * scale
 
     def head_norm_rope(
         self, heads: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor, *, eps: float

@@ -76,10 +76,11 @@ class RopeTable(NamedTuple):
 def rope_table(
     spec: RopeSpec, *, head_dim: int, num_positions: int, dtype: torch.dtype, device: torch.device | str
 ) -> RopeTable:
-    """Rotary tables for positions 0 .. P-1, float32 (float64 for a float64 model)."""
+    """Rotary tables for positions 0 .. P-1, float32 (float64 for a float64 model); cos 1 where nothing turns."""
     precise = torch.float64 if dtype == torch.float64 else torch.float32
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(precise) / head_dim
     inv_freq = 1.0 / (spec.theta**exponents) / spec.factor
+    inv_freq[int(spec.rotated * head_dim // 2) :] = 0.0
     angles = torch.arange(num_positions, dtype=torch.int64).to(precise)[:, None] * inv_freq[None, :]
     return RopeTable(angles.cos().to(device), angles.sin().to(device))
 

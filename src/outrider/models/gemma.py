@@ -1,6 +1,6 @@
-"""The dense Gemma text decoder as a target: packed rows in, hidden states and taps out.
+"""The Gemma text decoder as a target: packed rows in, hidden states and taps out.
 
-Gemma 3 today. Generations differ in the fields of `TargetConfig` and `LayerSpec`; the code below is one decoder.
+Gemma 3 and Gemma 4. Generations differ in the fields of `TargetConfig` and `LayerSpec`; the code below is one decoder.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class GemmaLayer:
     post_attention_norm: Tensor
     pre_feedforward_norm: Tensor
     post_feedforward_norm: Tensor
+    scalar: float  # multiplies the layer's output
 
     @staticmethod
     def read(reader: WeightReader, prefix: str, spec: LayerSpec, config: TargetConfig) -> GemmaLayer:
@@ -37,13 +38,19 @@ class GemmaLayer:
         return GemmaLayer(
             spec=spec,
             attention=AttentionWeights.read(
-                reader, f"{prefix}.self_attn", spec, hidden_size=size, num_heads=config.num_heads
+                reader,
+                f"{prefix}.self_attn",
+                spec,
+                hidden_size=size,
+                num_heads=config.num_heads,
+                norms_values=config.norms_values,
             ),
             mlp=MlpWeights.read(reader, f"{prefix}.mlp", hidden_size=size, intermediate_size=config.intermediate_size),
             input_norm=reader.norm(f"{prefix}.input_layernorm.weight", size),
             post_attention_norm=reader.norm(f"{prefix}.post_attention_layernorm.weight", size),
             pre_feedforward_norm=reader.norm(f"{prefix}.pre_feedforward_layernorm.weight", size),
             post_feedforward_norm=reader.norm(f"{prefix}.post_feedforward_layernorm.weight", size),
+            scalar=reader.scalar(f"{prefix}.layer_scalar") if config.has_layer_scalars else 1.0,
         )
 
 
@@ -56,7 +63,7 @@ class TargetOutput:
 
 
 class GemmaTarget:
-    """Weights of a dense Gemma decoder and its forward pass over packed rows."""
+    """Weights of a Gemma decoder and its forward pass over packed rows."""
 
     def __init__(
         self,
@@ -125,7 +132,7 @@ class GemmaTarget:
         hidden = kernels.rms_norm_add(mixed, layer.post_attention_norm, hidden, eps=eps)
         normed = kernels.rms_norm(hidden, layer.pre_feedforward_norm, eps=eps)
         fed = layer.mlp.forward(normed, kernels=kernels, activation=self.config.activation)
-        return kernels.rms_norm_add(fed, layer.post_feedforward_norm, hidden, eps=eps)
+        return kernels.rms_norm_add(fed, layer.post_feedforward_norm, hidden, eps=eps, scale=layer.scalar)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Last layer's output [R, N] -> logits [R, V], at least float32, soft-capped where the model is."""

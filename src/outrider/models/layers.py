@@ -32,55 +32,79 @@ class WeightReader:
         precise = torch.float64 if self.dtype == torch.float64 else torch.float32
         return self.claims.take(name, (size,)).dequantize(precise, self.device) + self.norm_offset
 
+    def unit_norm(self, size: int) -> Tensor:
+        """The factors [size] of a norm that stores no weight."""
+        precise = torch.float64 if self.dtype == torch.float64 else torch.float32
+        return torch.ones(size, dtype=precise, device=self.device)
+
+    def scalar(self, name: str) -> float:
+        """A stored factor of shape [1]."""
+        return float(self.claims.take(name, (1,)).dequantize(torch.float64))
+
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """Projections and head norms of one attention layer (bias-free; no V norm)."""
+    """Projections and head norms of one attention layer, bias-free."""
 
     q_proj: Any
     k_proj: Any
-    v_proj: Any
+    v_proj: Any | None  # None: values are the key projection
     o_proj: Any
     q_norm: Tensor
     k_norm: Tensor
+    v_norm: Tensor | None  # ones, where values are normed
 
     @staticmethod
     def read(
-        reader: WeightReader, prefix: str, spec: LayerSpec, *, hidden_size: int, num_heads: int
+        reader: WeightReader,
+        prefix: str,
+        spec: LayerSpec,
+        *,
+        hidden_size: int,
+        num_heads: int,
+        norms_values: bool = False,
     ) -> AttentionWeights:
-        """Claim `<prefix>.{q,k,v,o}_proj` and `{q,k}_norm`."""
+        """Claim `<prefix>.{q,k,v,o}_proj` and `{q,k}_norm`, without v_proj where values are keys."""
         q_size, kv_size = num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         return AttentionWeights(
             q_proj=reader.linear(f"{prefix}.q_proj.weight", q_size, hidden_size),
             k_proj=reader.linear(f"{prefix}.k_proj.weight", kv_size, hidden_size),
-            v_proj=reader.linear(f"{prefix}.v_proj.weight", kv_size, hidden_size),
+            v_proj=None if spec.values_are_keys else reader.linear(f"{prefix}.v_proj.weight", kv_size, hidden_size),
             o_proj=reader.linear(f"{prefix}.o_proj.weight", hidden_size, q_size),
             q_norm=reader.norm(f"{prefix}.q_norm.weight", spec.head_dim),
             k_norm=reader.norm(f"{prefix}.k_norm.weight", spec.head_dim),
+            v_norm=reader.unit_norm(spec.head_dim) if norms_values else None,
         )
 
     def queries_keys_values(
         self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
     ) -> tuple[Tensor, LayerCache]:
-        """hidden [R, N] -> normed, rotated queries [R, H, D] and keys with plain values, each [R, G, D]."""
-        queries, keys, values = kernels.linears(hidden, (self.q_proj, self.k_proj, self.v_proj))
+        """hidden [R, N] -> normed, rotated queries [R, H, D] and keys, and values, each [R, G, D]."""
+        queries, *projected = kernels.linears(hidden, (self.q_proj, *self._kv_proj))
         heads = queries.view(len(hidden), -1, self.q_norm.shape[0])
         queries = kernels.head_norm_rope(heads, self.q_norm, rope.cos, rope.sin, positions, eps=eps)
-        return queries, self._rotated(keys, values, rope, positions, kernels=kernels, eps=eps)
+        return queries, self._cached(projected, rope, positions, kernels=kernels, eps=eps)
 
     def keys_values(
         self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
     ) -> LayerCache:
-        """hidden [R, N] -> normed, rotated keys and plain values, each [R, G, D]."""
-        keys, values = kernels.linears(hidden, (self.k_proj, self.v_proj))
-        return self._rotated(keys, values, rope, positions, kernels=kernels, eps=eps)
+        """hidden [R, N] -> normed, rotated keys, and values, each [R, G, D]."""
+        return self._cached(kernels.linears(hidden, self._kv_proj), rope, positions, kernels=kernels, eps=eps)
 
-    def _rotated(
-        self, keys: Tensor, values: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
+    @property
+    def _kv_proj(self) -> tuple[Any, ...]:
+        return (self.k_proj,) if self.v_proj is None else (self.k_proj, self.v_proj)
+
+    def _cached(
+        self, projected: list[Tensor], rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
     ) -> LayerCache:
-        shape = (len(keys), -1, self.k_norm.shape[0])
-        rotated = kernels.head_norm_rope(keys.view(shape), self.k_norm, rope.cos, rope.sin, positions, eps=eps)
-        return LayerCache(rotated, values.view(shape))
+        """What `_kv_proj` gave, as a layer keeps it."""
+        shape = (len(projected[0]), -1, self.k_norm.shape[0])
+        raw_keys, values = projected[0].view(shape), projected[-1].view(shape)
+        keys = kernels.head_norm_rope(raw_keys, self.k_norm, rope.cos, rope.sin, positions, eps=eps)
+        if self.v_norm is not None:
+            values = kernels.rms_norm(values, self.v_norm, eps=eps)
+        return LayerCache(keys, values)
 
     def output(self, attended: Tensor, *, kernels: Kernels, residual: Tensor | None = None) -> Tensor:
         """Attention result [R, H, D] (+ residual) -> [R, N]."""

@@ -1,0 +1,127 @@
+"""Read a Hugging Face style Gemma 4 text config: which differences of the one decoder it declares (formats.md §1.1)."""
+
+from __future__ import annotations
+
+from outrider.errors import UnsupportedModelError, WeightsError
+from outrider.models.config import (
+    DEFAULT_THETAS,
+    MAX_LAYERS,
+    LayerKind,
+    LayerSpec,
+    RopeSpec,
+    TargetConfig,
+    end_token_ids,
+    layer_kinds,
+)
+from outrider.weights.fields import Fields
+
+_ROPE_TYPES = {LayerKind.FULL: "proportional", LayerKind.SLIDING: "default"}
+# Of the whole model here, though `per_layer_config` could set them for one layer.
+_NO_OVERRIDES = ("sliding_window", "num_attention_heads", "intermediate_size", "rope_parameters", "layer_types")
+
+
+def gemma4_config(fields: Fields, *, norm_offset: float) -> TargetConfig:
+    """Read a `gemma4_text` config; raises UnsupportedModelError naming the field that asks for more than we run."""
+    _refuse_what_we_lack(fields)
+    return TargetConfig(
+        model_type="gemma4_text",
+        vocab_size=fields.integer("vocab_size", low=1),
+        hidden_size=fields.integer("hidden_size", low=1),
+        intermediate_size=fields.integer("intermediate_size", low=1),
+        num_heads=fields.integer("num_attention_heads", low=1),
+        layers=_layers(fields),
+        rms_norm_eps=fields.number("rms_norm_eps", high=1.0, default=1e-6),
+        norm_offset=norm_offset,
+        attention_scale=1.0,
+        activation="gelu_tanh",
+        final_logit_softcapping=fields.number("final_logit_softcapping", default=None),
+        max_positions=fields.integer("max_position_embeddings", low=1, default=131_072),
+        eos_token_ids=end_token_ids(fields),
+        norms_values=True,
+        has_layer_scalars=True,
+    )
+
+
+def _refuse_what_we_lack(fields: Fields) -> None:
+    activation = fields.text("hidden_activation", default="gelu_pytorch_tanh")
+    if activation != "gelu_pytorch_tanh":
+        raise UnsupportedModelError(f"hidden_activation {activation!r} is not supported for Gemma 4.")
+    if fields.boolean("attention_bias", default=None):
+        raise UnsupportedModelError("attention_bias=True is not supported; no released Gemma 4 sets it.")
+    scope = fields.text("use_bidirectional_attention", default=None)
+    if scope not in (None, "vision"):  # "vision" concerns image tokens only: text is causal
+        raise UnsupportedModelError(f"use_bidirectional_attention={scope!r} is not supported; null and 'vision' are.")
+    if not fields.boolean("tie_word_embeddings", default=True):
+        raise UnsupportedModelError(
+            f"{fields.source} has tie_word_embeddings=False: a head of its own (lm_head.weight) is not supported; "
+            "every released Gemma 4 shares the embedding."
+        )
+    for name in ("enable_moe_block", "use_double_wide_mlp"):
+        if fields.boolean(name, default=None):
+            raise UnsupportedModelError(f"{fields.source} has {name}=true, which is not supported.")
+    for name in ("num_kv_shared_layers", "hidden_size_per_layer_input"):
+        if fields.integer(name, low=0):
+            raise UnsupportedModelError(f"{fields.source} has {name} above 0, which is not supported.")
+
+
+def _layers(fields: Fields) -> tuple[LayerSpec, ...]:
+    kinds = layer_kinds(fields, fields.integer("num_hidden_layers", low=1, high=MAX_LAYERS))
+    if kinds[-1] is not LayerKind.FULL:
+        raise WeightsError(f"{fields.source}: layer_types must end with {LayerKind.FULL.value!r}.")
+    window = fields.integer("sliding_window", low=1)
+    rope = {kind: _rope(fields, kind) for kind in LayerKind}
+    shares = fields.boolean("attention_k_eq_v", default=False)
+    shapes = [_head_shape(fields, kind, index, shares=shares) for index, kind in enumerate(kinds)]
+    return tuple(
+        LayerSpec(
+            kind=kind,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            window=window if kind is LayerKind.SLIDING else None,
+            rope=rope[kind],
+            values_are_keys=shares and kind is LayerKind.FULL,
+        )
+        for kind, (head_dim, num_kv_heads) in zip(kinds, shapes, strict=True)
+    )
+
+
+def _head_shape(fields: Fields, kind: LayerKind, index: int, *, shares: bool) -> tuple[int, int]:
+    """(head_dim, num_kv_heads) of a layer.
+
+    Released configs give full layers `global_head_dim` and, with K=V, `num_global_key_value_heads`; what transformers
+    writes since 5.24 has `per_layer_config` in their place.
+    """
+    head_dim = fields.integer("head_dim", low=2)
+    num_kv_heads = fields.integer("num_key_value_heads", low=1)
+    if "per_layer_config" in fields:
+        own = fields.table("per_layer_config").table(str(index), optional=True)
+        for name in _NO_OVERRIDES:
+            if name in own:
+                raise UnsupportedModelError(f"{fields.source}: per_layer_config.{index}.{name} is not supported.")
+        head_dim = own.integer("head_dim", low=2, default=head_dim)
+        num_kv_heads = own.integer("num_key_value_heads", low=1, default=num_kv_heads)
+    elif kind is LayerKind.FULL:
+        head_dim = fields.integer("global_head_dim", low=2, default=512)
+        declared = fields.integer("num_global_key_value_heads", low=1, default=None) if shares else None
+        num_kv_heads = declared or num_kv_heads
+    num_heads = fields.integer("num_attention_heads", low=1)
+    if num_heads % num_kv_heads:
+        raise WeightsError(f"{fields.source}: {num_heads} heads of layer {index} cannot share {num_kv_heads} KV heads.")
+    return head_dim, num_kv_heads
+
+
+def _rope(fields: Fields, kind: LayerKind) -> RopeSpec:
+    """Sliding layers turn every pair of a head; full ones the first `partial_rotary_factor` of them (p-RoPE)."""
+    if "rope_parameters" not in fields:
+        return RopeSpec(theta=DEFAULT_THETAS[kind], rotated=0.25 if kind is LayerKind.FULL else 1.0)
+    declared = fields.table("rope_parameters").table(kind.value)
+    rope_type = declared.text("rope_type")
+    if rope_type != _ROPE_TYPES[kind]:
+        raise UnsupportedModelError(
+            f"rope_type {rope_type!r} of {kind.value} is not supported; {_ROPE_TYPES[kind]} is."
+        )
+    theta = declared.number("rope_theta")
+    if kind is LayerKind.SLIDING:
+        return RopeSpec(theta=theta)
+    rotated = declared.number("partial_rotary_factor", high=1.0)
+    return RopeSpec(theta=theta, factor=declared.number("factor", default=1.0), rotated=rotated)

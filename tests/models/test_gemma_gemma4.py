@@ -1,0 +1,183 @@
+"""The target against transformers' Gemma 4 in its released shapes, shrunken, layer by layer and past the window's edge.
+
+transformers runs the whole text in one pass; ours runs it in chunks over caches, so that rows before, at and after the
+window's edge come from prefill and from decoding alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig, PretrainedConfig, PreTrainedModel
+
+from outrider.errors import WeightsError
+from outrider.kernels.cpu import CpuKernels
+from outrider.kernels.ops import Kernels
+from outrider.kernels.reference import TorchKernels
+from outrider.models.config import TargetConfig
+from outrider.models.gemma import GemmaTarget
+from outrider.models.registry import load_target, target_config
+from outrider.weights.loader import Checkpoint
+from outrider.weights.packed import DenseWeight
+from tests.models.test_gemma import CHUNKINGS, CONTEXT_LENGTH, NUM_TOKENS, decode, expected_outputs, kernel_set
+from tests.toy import CPU
+
+SIZE, VOCAB = 64, 128
+TOLERANCE = 1e-5  # of a layer's largest number; transformers takes norms and rotary tables in float32
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+ROPE = {
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": SIZE,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": None,
+    "sliding_window": 8,
+    "layer_types": [SLIDING, SLIDING, FULL, SLIDING, SLIDING, FULL],
+    "num_hidden_layers": 6,
+    "rope_parameters": ROPE,
+    "final_logit_softcapping": 5.0,
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "31B": {"num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"},
+    "scaled rotation": {
+        "attention_k_eq_v": False,
+        "final_logit_softcapping": None,
+        "rope_parameters": {**ROPE, FULL: {**ROPE[FULL], "partial_rotary_factor": 0.5, "factor": 4.0}},
+    },
+}
+every_shape = pytest.mark.parametrize("shape", SHAPES)
+
+
+def shrunken_model(shape: str, dtype: torch.dtype) -> PreTrainedModel:
+    """All weights random; norms and scales spread around 1, so that one left out or taken for another shows."""
+    config = shrunken_config(shape)
+    model = MODELS[config.model_type](config).to(dtype).eval()
+    generator = torch.Generator().manual_seed(5)
+    for name, stored in model.state_dict().items():
+        noise = torch.randn(stored.shape, generator=generator, dtype=torch.float64)
+        is_factor = stored.ndim == 1
+        stored.copy_(1.0 + 0.4 * noise if is_factor else (0.2 if "embed" in name else 0.1) * noise)
+    return model
+
+
+CONFIGS: dict[str, type[PretrainedConfig]] = {"gemma4_text": Gemma4TextConfig}
+MODELS: dict[str, type[PreTrainedModel]] = {"gemma4_text": Gemma4ForCausalLM}
+
+
+def shrunken_config(shape: str) -> PretrainedConfig:
+    fields = {**BASE, **SHAPES[shape]}
+    return CONFIGS[fields.pop("model_type", "gemma4_text")](**fields, attn_implementation="eager")
+
+
+def as_checkpoint(model: PreTrainedModel) -> Checkpoint:
+    tensors = {
+        name: DenseWeight(name, value.detach().clone())
+        for name, value in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    source = Path("shrunken")
+    return Checkpoint(model.config.to_dict(), tensors, 0.0, source, source=source, source_sha256="")
+
+
+def loaded(model: PreTrainedModel, kernels: Kernels, dtype: torch.dtype) -> GemmaTarget:
+    return load_target(as_checkpoint(model), kernels=kernels, dtype=dtype, device=CPU, context_length=CONTEXT_LENGTH)
+
+
+def random_tokens() -> Tensor:
+    return torch.randint(VOCAB, (NUM_TOKENS,), generator=torch.Generator().manual_seed(1))
+
+
+def worst_error(target: GemmaTarget, model: PreTrainedModel, chunks: list[int]) -> float:
+    """Of every layer and of the logits, relative to the largest number of each."""
+    layers, logits = expected_outputs(model, random_tokens())
+    outputs = decode(target, random_tokens(), chunks)
+    ours = [*outputs.split(SIZE, dim=1), target.logits(outputs[:, -SIZE:])]
+    return max(relative_error(*pair) for pair in zip(ours, [*layers, logits], strict=True))
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+@pytest.mark.parametrize("kernel_name", ["float64", "float32", "cpu"])
+@every_shape
+def test_agrees_with_transformers(shape: str, kernel_name: str, request: pytest.FixtureRequest) -> None:
+    kernels, dtype = kernel_set(kernel_name, request)
+    model = shrunken_model(shape, dtype)
+    target = loaded(model, kernels, dtype)
+    for chunks in CHUNKINGS:
+        assert worst_error(target, model, chunks) < TOLERANCE, chunks
+
+
+@every_shape
+def test_chunks_give_the_same_bits_with_row_invariant_kernels(shape: str, cpu_kernels: CpuKernels) -> None:
+    target, token_ids = loaded(shrunken_model(shape, torch.float32), cpu_kernels, torch.float32), random_tokens()
+    whole, *others = [decode(target, token_ids, chunks) for chunks in CHUNKINGS]
+    assert all(torch.equal(whole, other) for other in others)
+
+
+def without_rotation_share(config: TargetConfig) -> TargetConfig:
+    turned = [replace(spec, rope=replace(spec.rope, rotated=1.0)) for spec in config.layers]
+    return replace(config, layers=tuple(turned))
+
+
+def with_a_wider_window(config: TargetConfig) -> TargetConfig:
+    return replace(
+        config, layers=tuple(replace(spec, window=spec.window and spec.window + 1) for spec in config.layers)
+    )
+
+
+MUTANTS: dict[str, tuple[str, Callable[[TargetConfig], TargetConfig]]] = {
+    "no V norm": ("31B", lambda config: replace(config, norms_values=False)),
+    "every pair turns": ("31B", without_rotation_share),
+    "a scaled softmax": ("31B", lambda config: replace(config, attention_scale=0.25)),
+    "no soft-cap": ("31B", lambda config: replace(config, final_logit_softcapping=None)),
+    "a window of 9": ("31B", with_a_wider_window),
+    "norms of 1 + weight": ("31B", lambda config: replace(config, norm_offset=1.0)),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_difference_left_out_shows(mutant: str) -> None:
+    shape, change = MUTANTS[mutant]
+    model, kernels = shrunken_model(shape, torch.float64), TorchKernels(torch.float64)
+    checkpoint = as_checkpoint(model)
+    target = GemmaTarget(
+        change(target_config(checkpoint)),
+        checkpoint,
+        kernels=kernels,
+        dtype=torch.float64,
+        device=CPU,
+        context_length=CONTEXT_LENGTH,
+    )
+    assert worst_error(target, model, [NUM_TOKENS]) > 1e-2
+
+
+def test_layer_scalars_are_claimed() -> None:
+    """A decoder without them would leave them over."""
+    checkpoint = as_checkpoint(shrunken_model("31B", torch.float64))
+    del checkpoint.tensors["model.layers.2.layer_scalar"]
+    with pytest.raises(WeightsError, match=r"model\.layers\.2\.layer_scalar is missing"):
+        load_target(
+            checkpoint,
+            kernels=TorchKernels(torch.float64),
+            dtype=torch.float64,
+            device=CPU,
+            context_length=CONTEXT_LENGTH,
+        )
