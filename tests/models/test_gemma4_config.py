@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import OutriderError, UnsupportedModelError, WeightsError
-from outrider.models.config import LayerKind, RopeSpec, TargetConfig
+from outrider.models.config import ExpertsSpec, LayerKind, RopeSpec, TargetConfig
 from outrider.models.gemma4_config import gemma4_config
 from outrider.weights.fields import Fields
 
@@ -70,6 +70,23 @@ def test_defaults() -> None:
     assert config.final_logit_softcapping is None
 
 
+def test_experts_count_only_where_they_are_enabled() -> None:
+    fields = {"num_experts": 16, "top_k_experts": 8, "moe_intermediate_size": 24}
+    expected = ExpertsSpec(num_experts=16, num_chosen=8, intermediate_size=24)
+    assert read(enable_moe_block=True, **fields).experts == expected
+    assert read(enable_moe_block=False, **fields).experts is None
+
+
+@pytest.mark.parametrize("field", ["num_experts", "top_k_experts", "moe_intermediate_size"])
+@pytest.mark.parametrize("value", [None, 0, -1, 2.5, "x", True])
+def test_experts_fields_are_refused_by_name(field: str, value: Any) -> None:
+    fields = {"num_experts": 16, "top_k_experts": 8, "moe_intermediate_size": 24, field: value}
+    with pytest.raises(WeightsError, match=f"^a-target has {field}=.*; expected "):
+        read(enable_moe_block=True, **fields)
+    with pytest.raises(WeightsError, match=r"top_k_experts=17.*from 1 to 16"):
+        read(enable_moe_block=True, num_experts=16, top_k_experts=17, moe_intermediate_size=24)
+
+
 def test_both_layouts_of_head_shapes_say_the_same() -> None:
     newer = {"2": {"head_dim": 32, "num_key_value_heads": 1}}
     assert read(per_layer_config=newer, global_head_dim=..., num_global_key_value_heads=...) == read()
@@ -91,7 +108,6 @@ def test_both_layouts_of_head_shapes_say_the_same() -> None:
         ({"hidden_size_per_layer_input": ...}, WeightsError, "lacks hidden_size_per_layer_input"),
         ({"hidden_size_per_layer_input": 8}, UnsupportedModelError, "hidden_size_per_layer_input"),
         ({"num_kv_shared_layers": 1}, UnsupportedModelError, "num_kv_shared_layers"),
-        ({"enable_moe_block": True}, UnsupportedModelError, "enable_moe_block"),
         ({"use_double_wide_mlp": True}, UnsupportedModelError, "use_double_wide_mlp"),
     ],
 )

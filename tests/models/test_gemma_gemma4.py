@@ -55,6 +55,15 @@ BASE: dict[str, Any] = {
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "31B": {"num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"},
+    "26B-A4B": {
+        "num_global_key_value_heads": 1,
+        "use_bidirectional_attention": "vision",
+        "enable_moe_block": True,
+        "num_experts": 16,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 32,
+        "experts_implementation": "eager",
+    },
     "scaled rotation": {
         "attention_k_eq_v": False,
         "final_logit_softcapping": None,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,6 +84,14 @@ class TiledWeight:
     def shape(self) -> tuple[int, int]:
         """(out, in)."""
         return self.out_features, self.in_features
+
+
+class ExpertWeights(NamedTuple):
+    """One expert of `CpuKernels.experts`."""
+
+    gate: TiledWeight
+    up: TiledWeight
+    down: TiledWeight
 
 
 class CpuKernels:
@@ -235,6 +243,28 @@ class CpuKernels:
             raise IndexError(f"token_ids are not all within the {weight.out_features} rows of {weight.name}.")
         outputs = torch.empty((num_rows, weight.in_features), dtype=torch.float32)
         self._functions["embed"](token_ids.data_ptr(), num_rows, weight.address, outputs.data_ptr())
+        return outputs
+
+    def pack_experts(self, gate_up: PackedWeight, down: PackedWeight) -> list[ExpertWeights]:
+        """One entry an expert, from gate_up [E, 2I, N] and down [E, N, I]; the numbers are kept in float32."""
+        wide_gate_up, wide_down = gate_up.dequantize(torch.float32), down.dequantize(torch.float32)
+        experts = []
+        for each_gate_up, each_down in zip(wide_gate_up, wide_down, strict=True):
+            gate, up = each_gate_up.chunk(2)
+            packed_gate, packed_up = (self.pack(DenseWeight(gate_up.name, half)) for half in (gate, up))
+            experts.append(ExpertWeights(packed_gate, packed_up, self.pack(DenseWeight(down.name, each_down))))
+        return experts
+
+    def experts(
+        self, inputs: Tensor, weights: Sequence[ExpertWeights], chosen: Tensor, shares: Tensor, *, activation: str
+    ) -> Tensor:
+        """Sum over k of shares[r, k] * down(activation(gate x) * up x), experts of a row in ascending order."""
+        outputs = torch.zeros_like(inputs)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            rows, slots = (chosen == expert).nonzero(as_tuple=True)
+            gate, up, down = weights[expert]
+            fed = self.linear(self.gated_linear(inputs[rows], gate, up, activation=activation), down)
+            outputs.index_add_(0, rows, fed * shares[rows, slots, None])
         return outputs
 
     def rms_norm(self, inputs: Tensor, weight: Tensor, *, eps: float) -> Tensor:

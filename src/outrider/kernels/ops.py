@@ -76,6 +76,18 @@ class Kernels(Protocol):
         """Rows of a weight: token_ids int64 [R] -> [R, in]; not scaled."""
         ...
 
+    def pack_experts(self, gate_up: PackedWeight, down: PackedWeight) -> Any:
+        """Prepare the fused weights of E experts for `experts`: gate_up [E, 2I, N], gate rows first; down [E, N, I]."""
+        ...
+
+    def experts(self, inputs: Tensor, weights: Any, chosen: Tensor, shares: Tensor, *, activation: str) -> Tensor:
+        """Sum over k of shares[r, k] * down(activation(gate x) * up x) with expert chosen[r, k]: [R, N] -> [R, N].
+
+        chosen is int64 [R, K], each expert at most once a row; shares is [R, K], at least float32. Not for bodies of
+        `run`: which weights are read depends on data.
+        """
+        ...
+
     def rms_norm(self, inputs: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over the last dimension of [R, N]."""
         ...

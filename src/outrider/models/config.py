@@ -45,6 +45,15 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertsSpec:
+    """Experts beside the dense MLP of every layer, of which a router chooses some for each row."""
+
+    num_experts: int
+    num_chosen: int
+    intermediate_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class TargetConfig:
     """A Gemma text decoder. Differences between generations are fields here, not code elsewhere."""
 
@@ -63,6 +72,7 @@ class TargetConfig:
     eos_token_ids: tuple[int, ...]
     norms_values: bool = False  # an RMS norm without weight over each head's values
     has_layer_scalars: bool = False  # a layer's output is multiplied by its `layer_scalar`
+    experts: ExpertsSpec | None = None
 
     @property
     def embedding_scale(self) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.kernels.ops import Kernels
 from outrider.models.attention import LayerCache, LayerCaches, Rows, causal_spans, rope_table
 from outrider.models.config import LayerSpec, TargetConfig
-from outrider.models.layers import AttentionWeights, MlpWeights, WeightReader, soft_cap
+from outrider.models.layers import AttentionWeights, ExpertsWeights, MlpWeights, WeightReader, soft_cap
 from outrider.weights.loader import Checkpoint, TensorClaims
 
 
@@ -25,6 +25,7 @@ class GemmaLayer:
     spec: LayerSpec
     attention: AttentionWeights
     mlp: MlpWeights
+    experts: ExpertsWeights | None
     input_norm: Tensor
     post_attention_norm: Tensor
     pre_feedforward_norm: Tensor
@@ -46,6 +47,7 @@ class GemmaLayer:
                 norms_values=config.norms_values,
             ),
             mlp=MlpWeights.read(reader, f"{prefix}.mlp", hidden_size=size, intermediate_size=config.intermediate_size),
+            experts=ExpertsWeights.read(reader, prefix, config.experts, hidden_size=size) if config.experts else None,
             input_norm=reader.norm(f"{prefix}.input_layernorm.weight", size),
             post_attention_norm=reader.norm(f"{prefix}.post_attention_layernorm.weight", size),
             pre_feedforward_norm=reader.norm(f"{prefix}.pre_feedforward_layernorm.weight", size),
@@ -116,7 +118,10 @@ class GemmaTarget:
 
         inputs = (self.embed(rows.token_ids), rows.seats, rows.positions, *spans)
         key = ("target", tuple(tap_layers))
-        hidden, *taps = self.kernels.run(run_layers, inputs, recordings=caches.recordings, key=key)
+        if self.config.experts is None:
+            hidden, *taps = self.kernels.run(run_layers, inputs, recordings=caches.recordings, key=key)
+        else:  # the calls of a pass depend on which experts its rows choose: there is nothing to replay
+            hidden, *taps = run_layers(*inputs)
         return TargetOutput(hidden, torch.cat(taps, dim=-1) if taps else None)
 
     def _layer_forward(
@@ -132,6 +137,8 @@ class GemmaTarget:
         hidden = kernels.rms_norm_add(mixed, layer.post_attention_norm, hidden, eps=eps)
         normed = kernels.rms_norm(hidden, layer.pre_feedforward_norm, eps=eps)
         fed = layer.mlp.forward(normed, kernels=kernels, activation=self.config.activation)
+        if layer.experts is not None:
+            fed = layer.experts.forward(hidden, fed, kernels=kernels, activation=self.config.activation, eps=eps)
         return kernels.rms_norm_add(fed, layer.post_feedforward_norm, hidden, eps=eps, scale=layer.scalar)
 
     def logits(self, hidden: Tensor) -> Tensor:

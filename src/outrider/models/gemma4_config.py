@@ -6,6 +6,7 @@ from outrider.errors import UnsupportedModelError, WeightsError
 from outrider.models.config import (
     DEFAULT_THETAS,
     MAX_LAYERS,
+    ExpertsSpec,
     LayerKind,
     LayerSpec,
     RopeSpec,
@@ -39,6 +40,7 @@ def gemma4_config(fields: Fields, *, norm_offset: float) -> TargetConfig:
         eos_token_ids=end_token_ids(fields),
         norms_values=True,
         has_layer_scalars=True,
+        experts=_experts(fields),
     )
 
 
@@ -56,12 +58,22 @@ def _refuse_what_we_lack(fields: Fields) -> None:
             f"{fields.source} has tie_word_embeddings=False: a head of its own (lm_head.weight) is not supported; "
             "every released Gemma 4 shares the embedding."
         )
-    for name in ("enable_moe_block", "use_double_wide_mlp"):
-        if fields.boolean(name, default=None):
-            raise UnsupportedModelError(f"{fields.source} has {name}=true, which is not supported.")
+    if fields.boolean("use_double_wide_mlp", default=None):
+        raise UnsupportedModelError(f"{fields.source} has use_double_wide_mlp=true, which is not supported.")
     for name in ("num_kv_shared_layers", "hidden_size_per_layer_input"):
         if fields.integer(name, low=0):
             raise UnsupportedModelError(f"{fields.source} has {name} above 0, which is not supported.")
+
+
+def _experts(fields: Fields) -> ExpertsSpec | None:
+    if not fields.boolean("enable_moe_block", default=None):
+        return None
+    num_experts = fields.integer("num_experts", low=1)
+    return ExpertsSpec(
+        num_experts=num_experts,
+        num_chosen=fields.integer("top_k_experts", low=1, high=num_experts),
+        intermediate_size=fields.integer("moe_intermediate_size", low=1),
+    )
 
 
 def _layers(fields: Fields) -> tuple[LayerSpec, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.kernels.ops import Kernels
 from outrider.models.attention import LayerCache, RopeTable
-from outrider.models.config import LayerSpec
+from outrider.models.config import ExpertsSpec, LayerSpec
 from outrider.weights.loader import TensorClaims
 
 
@@ -29,13 +29,19 @@ class WeightReader:
 
     def norm(self, name: str, size: int) -> Tensor:
         """A norm weight [size], offset included, in at least float32."""
-        precise = torch.float64 if self.dtype == torch.float64 else torch.float32
-        return self.claims.take(name, (size,)).dequantize(precise, self.device) + self.norm_offset
+        return self.vector(name, size) + self.norm_offset
+
+    def vector(self, name: str, size: int) -> Tensor:
+        """Stored factors [size], in at least float32."""
+        return self.claims.take(name, (size,)).dequantize(self._precise, self.device)
 
     def unit_norm(self, size: int) -> Tensor:
         """The factors [size] of a norm that stores no weight."""
-        precise = torch.float64 if self.dtype == torch.float64 else torch.float32
-        return torch.ones(size, dtype=precise, device=self.device)
+        return torch.ones(size, dtype=self._precise, device=self.device)
+
+    @property
+    def _precise(self) -> torch.dtype:
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def scalar(self, name: str) -> float:
         """A stored factor of shape [1]."""
@@ -132,6 +138,55 @@ class MlpWeights:
         """hidden [R, N] (+ residual) -> [R, N]."""
         gated = kernels.gated_linear(hidden, self.gate_proj, self.up_proj, activation=activation)
         return kernels.linear(gated, self.down_proj, residual=residual)
+
+
+@dataclass(frozen=True)
+class ExpertsWeights:
+    """Router and experts that work beside the dense MLP of a layer (formats.md §1.1, MoE)."""
+
+    num_chosen: int
+    router_norm: Tensor  # router.scale / sqrt(N)
+    router_proj: Any
+    expert_scales: Tensor  # [E]
+    weights: Any
+    input_norm: Tensor
+    dense_norm: Tensor  # over the dense MLP's output
+    output_norm: Tensor  # over the experts' sum
+
+    @staticmethod
+    def read(reader: WeightReader, prefix: str, spec: ExpertsSpec, *, hidden_size: int) -> ExpertsWeights:
+        """Claim `<prefix>.router.*`, `<prefix>.experts.*` and the three norms around them."""
+        size, inner, num = hidden_size, spec.intermediate_size, spec.num_experts
+        gate_up = reader.claims.take(f"{prefix}.experts.gate_up_proj", (num, 2 * inner, size))
+        down = reader.claims.take(f"{prefix}.experts.down_proj", (num, size, inner))
+        return ExpertsWeights(
+            num_chosen=spec.num_chosen,
+            router_norm=reader.vector(f"{prefix}.router.scale", size) * size**-0.5,
+            router_proj=reader.linear(f"{prefix}.router.proj.weight", num, size),
+            expert_scales=reader.vector(f"{prefix}.router.per_expert_scale", num),
+            weights=reader.kernels.pack_experts(gate_up, down),
+            input_norm=reader.norm(f"{prefix}.pre_feedforward_layernorm_2.weight", size),
+            dense_norm=reader.norm(f"{prefix}.post_feedforward_layernorm_1.weight", size),
+            output_norm=reader.norm(f"{prefix}.post_feedforward_layernorm_2.weight", size),
+        )
+
+    def forward(self, hidden: Tensor, dense: Tensor, *, kernels: Kernels, activation: str, eps: float) -> Tensor:
+        """The layer's un-normed hidden [R, N] and its dense MLP's output [R, N] -> both branches, normed and added."""
+        chosen, shares = self.route(hidden, kernels=kernels, eps=eps)
+        normed = kernels.rms_norm(hidden, self.input_norm, eps=eps)
+        summed = kernels.experts(normed, self.weights, chosen, shares, activation=activation)
+        return kernels.rms_norm_add(
+            summed, self.output_norm, kernels.rms_norm(dense, self.dense_norm, eps=eps), eps=eps
+        )
+
+    def route(self, hidden: Tensor, *, kernels: Kernels, eps: float) -> tuple[Tensor, Tensor]:
+        """hidden [R, N] -> the experts of each row, int64 [R, K], and their shares [R, K].
+
+        A softmax over the chosen scores is the softmax over all of them, renormalised.
+        """
+        scores = kernels.logits(kernels.rms_norm(hidden, self.router_norm, eps=eps), self.router_proj)
+        best = scores.topk(self.num_chosen, dim=-1)
+        return best.indices, best.values.softmax(dim=-1) * self.expert_scales[best.indices]
 
 
 def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
