@@ -307,6 +307,17 @@ def test_a_machine_of_many_cores_gets_as_many_threads_as_the_pool_holds(monkeypa
 
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", "silu"])
+@pytest.mark.parametrize("size", [1, 7, 64, 101])
+def test_gated_numbers_do_not_depend_on_where_they_stand(cpu_kernels: CpuKernels, size: int, activation: str) -> None:
+    x, factors = normal(5, size), normal(5, size, seed=1)
+    out = cpu_kernels.gated(x, factors, activation=activation)
+    assert_near(out, EXACT.gated(x.double(), factors.double(), activation=activation), 2 * ROUNDING_TOLERANCE)
+    for row in range(5):
+        one = slice(row, row + 1)
+        assert torch.equal(cpu_kernels.gated(x[one], factors[one], activation=activation), out[one])
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "silu"])
 def test_experts_equal_reference_and_every_row_stands_alone(cpu_kernels: CpuKernels, activation: str) -> None:
     gate_up, down = DenseWeight("gate_up", normal(6, 64, 48)), DenseWeight("down", normal(6, 48, 32, seed=1))
     x, scores = normal(19, 48, seed=2), normal(19, 6, seed=3)

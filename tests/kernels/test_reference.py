@@ -158,3 +158,10 @@ def test_experts_are_summed_by_their_shares() -> None:
     weights = EXACT.pack_experts(DenseWeight("gate_up", gate_up), DenseWeight("down", down))
     torch.testing.assert_close(EXACT.experts(x, weights, chosen, shares, activation="silu"), expected)
     assert EXACT.experts(x[:0], weights, chosen[:0], shares[:0], activation="silu").shape == (0, 8)
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "silu"])
+def test_gated(activation: str) -> None:
+    x, factors = normal(3, 5), normal(3, 5, seed=1)
+    activated = functional.silu(x) if activation == "silu" else functional.gelu(x, approximate="tanh")
+    torch.testing.assert_close(EXACT.gated(x, factors, activation=activation), activated * factors)

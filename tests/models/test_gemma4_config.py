@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import OutriderError, UnsupportedModelError, WeightsError
-from outrider.models.config import ExpertsSpec, LayerKind, RopeSpec, TargetConfig
+from outrider.models.config import ExpertsSpec, LayerKind, PerLayerSpec, RopeSpec, TargetConfig
 from outrider.models.gemma4_config import gemma4_config
 from outrider.weights.fields import Fields
 
@@ -87,6 +87,23 @@ def test_experts_fields_are_refused_by_name(field: str, value: Any) -> None:
         read(enable_moe_block=True, num_experts=16, top_k_experts=17, moe_intermediate_size=24)
 
 
+def test_the_last_layers_read_the_last_earlier_layer_of_their_kind() -> None:
+    kinds = [FULL, SLIDING, SLIDING, FULL, SLIDING, SLIDING, FULL]
+    shared = {"layer_types": kinds, "num_hidden_layers": 7, "num_kv_shared_layers": 3}
+    layers = read(**shared, use_double_wide_mlp=True).layers
+    assert [spec.cache_source for spec in layers] == [None, None, None, None, 2, 2, 3]
+    assert [spec.mlp_multiple for spec in layers] == [1, 1, 1, 1, 2, 2, 2]
+    assert {spec.mlp_multiple for spec in read(**shared).layers} == {1}
+
+
+def test_per_layer_embeddings() -> None:
+    assert read(hidden_size_per_layer_input=0).per_layer is None
+    config = read(hidden_size_per_layer_input=12, vocab_size_per_layer_input=130)
+    assert config.per_layer == PerLayerSpec(vocab_size=130, size=12)
+    with pytest.raises(WeightsError, match=r"vocab_size_per_layer_input=127.*from 128"):
+        read(hidden_size_per_layer_input=12, vocab_size_per_layer_input=127)
+
+
 def test_both_layouts_of_head_shapes_say_the_same() -> None:
     newer = {"2": {"head_dim": 32, "num_key_value_heads": 1}}
     assert read(per_layer_config=newer, global_head_dim=..., num_global_key_value_heads=...) == read()
@@ -106,9 +123,8 @@ def test_both_layouts_of_head_shapes_say_the_same() -> None:
         ({"rope_parameters": YARN}, UnsupportedModelError, "'yarn' of sliding_attention"),
         ({"sliding_window": ...}, WeightsError, "lacks sliding_window"),
         ({"hidden_size_per_layer_input": ...}, WeightsError, "lacks hidden_size_per_layer_input"),
-        ({"hidden_size_per_layer_input": 8}, UnsupportedModelError, "hidden_size_per_layer_input"),
-        ({"num_kv_shared_layers": 1}, UnsupportedModelError, "num_kv_shared_layers"),
-        ({"use_double_wide_mlp": True}, UnsupportedModelError, "use_double_wide_mlp"),
+        ({"num_kv_shared_layers": 1}, WeightsError, "num_kv_shared_layers leaves no full_attention layer"),
+        ({"num_kv_shared_layers": 3}, WeightsError, "num_kv_shared_layers=3.*from 0 to 2"),
     ],
 )
 def test_a_target_we_cannot_run_is_refused(changes: dict[str, Any], error: type[OutriderError], message: str) -> None:

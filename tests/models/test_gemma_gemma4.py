@@ -64,6 +64,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
         "experts_implementation": "eager",
     },
+    "E4B": {
+        "attention_k_eq_v": False,
+        "hidden_size_per_layer_input": 12,
+        "vocab_size_per_layer_input": VOCAB,
+        "num_kv_shared_layers": 3,
+    },
+    "E2B": {
+        "attention_k_eq_v": False,
+        "hidden_size_per_layer_input": 12,
+        "vocab_size_per_layer_input": VOCAB,
+        "num_key_value_heads": 1,
+        "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL],
+        "num_hidden_layers": 5,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+    },
     "scaled rotation": {
         "attention_k_eq_v": False,
         "final_logit_softcapping": None,
@@ -152,12 +168,25 @@ def with_a_wider_window(config: TargetConfig) -> TargetConfig:
     )
 
 
+def with_one_expert_fewer(config: TargetConfig) -> TargetConfig:
+    assert config.experts is not None
+    return replace(config, experts=replace(config.experts, num_chosen=config.experts.num_chosen - 1))
+
+
+def with_another_source(config: TargetConfig) -> TargetConfig:
+    """Sliding readers take the first sliding layer's keys and values."""
+    layers = [replace(spec, cache_source=spec.cache_source and spec.cache_source - 1) for spec in config.layers[:-1]]
+    return replace(config, layers=(*layers, config.layers[-1]))
+
+
 MUTANTS: dict[str, tuple[str, Callable[[TargetConfig], TargetConfig]]] = {
     "no V norm": ("31B", lambda config: replace(config, norms_values=False)),
     "every pair turns": ("31B", without_rotation_share),
     "a scaled softmax": ("31B", lambda config: replace(config, attention_scale=0.25)),
     "no soft-cap": ("31B", lambda config: replace(config, final_logit_softcapping=None)),
     "a window of 9": ("31B", with_a_wider_window),
+    "one expert fewer": ("26B-A4B", with_one_expert_fewer),
+    "another layer's keys": ("E4B", with_another_source),
     "norms of 1 + weight": ("31B", lambda config: replace(config, norm_offset=1.0)),
 }
 
@@ -190,3 +219,15 @@ def test_layer_scalars_are_claimed() -> None:
             device=CPU,
             context_length=CONTEXT_LENGTH,
         )
+
+
+def test_unused_keys_and_values_are_skipped_where_a_layer_reads_anothers_and_only_there() -> None:
+    model, kernels = shrunken_model("E4B", torch.float64), TorchKernels(torch.float64)
+    checkpoint = as_checkpoint(model)
+    unused = DenseWeight("unused", torch.zeros(32, SIZE))
+    checkpoint.tensors["model.layers.3.self_attn.k_proj.weight"] = unused
+    place = {"kernels": kernels, "dtype": torch.float64, "device": CPU, "context_length": CONTEXT_LENGTH}
+    assert worst_error(load_target(checkpoint, **place), model, [NUM_TOKENS]) < TOLERANCE
+    checkpoint.tensors["model.layers.3.self_attn.surprise.weight"] = unused
+    with pytest.raises(WeightsError, match=r"layers\.3\.self_attn\.surprise"):
+        load_target(checkpoint, **place)

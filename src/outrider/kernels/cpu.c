@@ -27,7 +27,7 @@ typedef struct {
     argument_t a[13];
 } call_t;
 
-enum { LINEARS, GATED_LINEAR, RMS_NORM, HEAD_NORM_ROPE, WRITE_CACHE, ATTENTION };
+enum { LINEARS, GATED_LINEAR, RMS_NORM, HEAD_NORM_ROPE, WRITE_CACHE, ATTENTION, GATED };
 
 EXPORT void outrider_replay(const call_t *calls, int64_t count) {
     for (const call_t *call = calls; call < calls + count; call++) {
@@ -51,6 +51,9 @@ EXPORT void outrider_replay(const call_t *calls, int64_t count) {
         case ATTENTION:
             outrider_attention(a[0].p, a[1].p, a[2].p, a[3].p, a[4].p, a[5].p, a[6].p, a[7].n, a[8].n, a[9].n, a[10].n,
                                a[11].n, a[12].f);
+            break;
+        case GATED:
+            outrider_gated(a[0].p, a[1].p, a[2].p, a[3].n, (int32_t)a[4].n);
             break;
         }
     }

@@ -45,6 +45,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "pack": (_POINTER,) * 4,
     "linears": (_POINTER, _COUNT, *(_POINTER,) * 7),
     "gated_linear": (_POINTER, _COUNT, *(_POINTER,) * 3, c_int32),
+    "gated": (*(_POINTER,) * 3, _COUNT, c_int32),
     "best": (_POINTER, _COUNT, *(_POINTER,) * 3),
     "embed": (_POINTER, _COUNT, _POINTER, _POINTER),
     "rms_norm": (*(_POINTER,) * 4, _COUNT, _COUNT, c_float, c_float),
@@ -243,6 +244,15 @@ class CpuKernels:
             raise IndexError(f"token_ids are not all within the {weight.out_features} rows of {weight.name}.")
         outputs = torch.empty((num_rows, weight.in_features), dtype=torch.float32)
         self._functions["embed"](token_ids.data_ptr(), num_rows, weight.address, outputs.data_ptr())
+        return outputs
+
+    def gated(self, inputs: Tensor, factors: Tensor, *, activation: str) -> Tensor:
+        """activation(inputs) * factors, of one shape."""
+        inputs, factors = _plain(inputs, torch.float32), _plain(factors, torch.float32)
+        assert inputs.shape == factors.shape, (inputs.shape, factors.shape)
+        outputs = torch.empty_like(inputs)
+        addresses = inputs.data_ptr(), factors.data_ptr(), outputs.data_ptr()
+        self._call("gated", *addresses, inputs.numel(), activation != "silu", kept=(inputs, factors, outputs))
         return outputs
 
     def pack_experts(self, gate_up: PackedWeight, down: PackedWeight) -> list[ExpertWeights]:

@@ -76,6 +76,10 @@ class Kernels(Protocol):
         """Rows of a weight: token_ids int64 [R] -> [R, in]; not scaled."""
         ...
 
+    def gated(self, inputs: Tensor, factors: Tensor, *, activation: str) -> Tensor:
+        """activation(inputs) * factors, of one shape."""
+        ...
+
     def pack_experts(self, gate_up: PackedWeight, down: PackedWeight) -> Any:
         """Prepare the fused weights of E experts for `experts`: gate_up [E, 2I, N], gate rows first; down [E, N, I]."""
         ...

@@ -78,6 +78,10 @@ class TorchKernels:
         """Rows token_ids [R] of weight [V, N] -> [R, N]."""
         return functional.embedding(token_ids, weight)
 
+    def gated(self, inputs: Tensor, factors: Tensor, *, activation: str) -> Tensor:
+        """activation(inputs) * factors, of one shape."""
+        return _gated(inputs, factors, activation)
+
     def pack_experts(self, gate_up: PackedWeight, down: PackedWeight) -> tuple[Tensor, Tensor]:
         """The numbers of gate_up [E, 2I, N] and down [E, N, I]."""
         return self.pack(gate_up), self.pack(down)

@@ -45,9 +45,15 @@ def allocate_caches(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> LayerCaches:
-    """One empty LayerCache a layer; `max_rows` is the most rows one request has in one pass."""
+    """One empty LayerCache a layer; `max_rows` is the most rows one request has in one pass.
+
+    A layer with a `cache_source` gets that layer's own.
+    """
     caches = LayerCaches()
     for spec in layers:
+        if spec.cache_source is not None:
+            caches.append(caches[spec.cache_source])
+            continue
         slots = num_cache_slots(spec.window, context_length=context_length, max_rows=max_rows)
         shape = (num_seats, slots, spec.num_kv_heads, spec.head_dim)
         keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))

@@ -42,6 +42,8 @@ class LayerSpec:
     window: int | None  # positions a row sees, itself included; None sees all
     rope: RopeSpec
     values_are_keys: bool = False  # no v_proj: values are the key projection, before k_norm and rotation
+    cache_source: int | None = None  # the earlier layer whose keys and values it reads, having none of its own
+    mlp_multiple: int = 1  # its MLP is this many times `intermediate_size` wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,14 @@ class ExpertsSpec:
     num_experts: int
     num_chosen: int
     intermediate_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerLayerSpec:
+    """Per-layer embeddings: a second embedding table gives every layer an input of its own."""
+
+    vocab_size: int
+    size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +83,7 @@ class TargetConfig:
     norms_values: bool = False  # an RMS norm without weight over each head's values
     has_layer_scalars: bool = False  # a layer's output is multiplied by its `layer_scalar`
     experts: ExpertsSpec | None = None
+    per_layer: PerLayerSpec | None = None
 
     @property
     def embedding_scale(self) -> float:

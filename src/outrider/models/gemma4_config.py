@@ -9,6 +9,7 @@ from outrider.models.config import (
     ExpertsSpec,
     LayerKind,
     LayerSpec,
+    PerLayerSpec,
     RopeSpec,
     TargetConfig,
     end_token_ids,
@@ -41,6 +42,7 @@ def gemma4_config(fields: Fields, *, norm_offset: float) -> TargetConfig:
         norms_values=True,
         has_layer_scalars=True,
         experts=_experts(fields),
+        per_layer=_per_layer(fields),
     )
 
 
@@ -58,11 +60,6 @@ def _refuse_what_we_lack(fields: Fields) -> None:
             f"{fields.source} has tie_word_embeddings=False: a head of its own (lm_head.weight) is not supported; "
             "every released Gemma 4 shares the embedding."
         )
-    if fields.boolean("use_double_wide_mlp", default=None):
-        raise UnsupportedModelError(f"{fields.source} has use_double_wide_mlp=true, which is not supported.")
-    for name in ("num_kv_shared_layers", "hidden_size_per_layer_input"):
-        if fields.integer(name, low=0):
-            raise UnsupportedModelError(f"{fields.source} has {name} above 0, which is not supported.")
 
 
 def _experts(fields: Fields) -> ExpertsSpec | None:
@@ -76,6 +73,14 @@ def _experts(fields: Fields) -> ExpertsSpec | None:
     )
 
 
+def _per_layer(fields: Fields) -> PerLayerSpec | None:
+    size = fields.integer("hidden_size_per_layer_input", low=0)
+    if size == 0:
+        return None
+    vocab_size = fields.integer("vocab_size", low=1)  # every token has a row in both tables
+    return PerLayerSpec(vocab_size=fields.integer("vocab_size_per_layer_input", low=vocab_size), size=size)
+
+
 def _layers(fields: Fields) -> tuple[LayerSpec, ...]:
     kinds = layer_kinds(fields, fields.integer("num_hidden_layers", low=1, high=MAX_LAYERS))
     if kinds[-1] is not LayerKind.FULL:
@@ -83,6 +88,8 @@ def _layers(fields: Fields) -> tuple[LayerSpec, ...]:
     window = fields.integer("sliding_window", low=1)
     rope = {kind: _rope(fields, kind) for kind in LayerKind}
     shares = fields.boolean("attention_k_eq_v", default=False)
+    sources = _cache_sources(fields, kinds)
+    is_double_wide = fields.boolean("use_double_wide_mlp", default=False)
     shapes = [_head_shape(fields, kind, index, shares=shares) for index, kind in enumerate(kinds)]
     return tuple(
         LayerSpec(
@@ -92,9 +99,21 @@ def _layers(fields: Fields) -> tuple[LayerSpec, ...]:
             window=window if kind is LayerKind.SLIDING else None,
             rope=rope[kind],
             values_are_keys=shares and kind is LayerKind.FULL,
+            cache_source=source,
+            mlp_multiple=2 if is_double_wide and source is not None else 1,
         )
-        for kind, (head_dim, num_kv_heads) in zip(kinds, shapes, strict=True)
+        for kind, (head_dim, num_kv_heads), source in zip(kinds, shapes, sources, strict=True)
     )
+
+
+def _cache_sources(fields: Fields, kinds: list[LayerKind]) -> list[int | None]:
+    """The last `num_kv_shared_layers` layers read the last earlier layer of their kind that is not among them."""
+    num_own = len(kinds) - fields.integer("num_kv_shared_layers", low=0, high=len(kinds) - 1, default=0)
+    last_own = {kind: index for index, kind in enumerate(kinds[:num_own])}
+    missing = sorted({kind.value for kind in kinds[num_own:] if kind not in last_own})
+    if missing:
+        raise WeightsError(f"{fields.source}: num_kv_shared_layers leaves no {missing[0]} layer to read from.")
+    return [None] * num_own + [last_own[kind] for kind in kinds[num_own:]]
 
 
 def _head_shape(fields: Fields, kind: LayerKind, index: int, *, shares: bool) -> tuple[int, int]:
