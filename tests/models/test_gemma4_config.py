@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from outrider.errors import OutriderError, UnsupportedModelError, WeightsError
 from outrider.models.config import ExpertsSpec, LayerKind, PerLayerSpec, RopeSpec, TargetConfig
-from outrider.models.gemma4_config import gemma4_config
+from outrider.models.gemma4_config import gemma4_config, gemma4_unified_config
 from outrider.weights.fields import Fields
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -160,3 +161,15 @@ WRONG: dict[str, list[Any]] = {
 def test_a_field_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(WeightsError, match=f"^a-target (has|lacks) {field}.*; expected "):
         read(**{field: value})
+
+
+def test_unified_text_is_the_dense_decoder() -> None:
+    config = {key: value for key, value in DENSE.items() if key != "hidden_size_per_layer_input"}
+    unified = gemma4_unified_config(Fields(config, source="a-target"), norm_offset=0.0)
+    assert unified == replace(read(), model_type="gemma4_unified_text")
+
+
+@pytest.mark.parametrize(("field", "value"), [("enable_moe_block", True), ("hidden_size_per_layer_input", 8)])
+def test_what_unified_text_lacks_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(UnsupportedModelError, match=field):
+        gemma4_unified_config(Fields({**DENSE, field: value}, source="a-target"), norm_offset=0.0)

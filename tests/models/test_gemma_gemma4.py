@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Gemma4ForCausalLM, Gemma4TextConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+    Gemma4UnifiedForCausalLM,
+    Gemma4UnifiedTextConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from outrider.errors import WeightsError
 from outrider.kernels.cpu import CpuKernels
@@ -80,34 +87,35 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 3,
         "use_double_wide_mlp": True,
     },
+    "12B": {
+        "model_type": "gemma4_unified_text",
+        "num_global_key_value_heads": 1,
+        "use_bidirectional_attention": "vision",
+    },
     "scaled rotation": {
         "attention_k_eq_v": False,
         "final_logit_softcapping": None,
         "rope_parameters": {**ROPE, FULL: {**ROPE[FULL], "partial_rotary_factor": 0.5, "factor": 4.0}},
     },
 }
+FAMILIES: dict[str, tuple[type[PretrainedConfig], type[PreTrainedModel]]] = {
+    "gemma4_text": (Gemma4TextConfig, Gemma4ForCausalLM),
+    "gemma4_unified_text": (Gemma4UnifiedTextConfig, Gemma4UnifiedForCausalLM),
+}
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 
 
 def shrunken_model(shape: str, dtype: torch.dtype) -> PreTrainedModel:
     """All weights random; norms and scales spread around 1, so that one left out or taken for another shows."""
-    config = shrunken_config(shape)
-    model = MODELS[config.model_type](config).to(dtype).eval()
+    fields = {**BASE, **SHAPES[shape]}
+    config_class, model_class = FAMILIES[fields.pop("model_type", "gemma4_text")]
+    model = model_class(config_class(**fields, attn_implementation="eager")).to(dtype).eval()
     generator = torch.Generator().manual_seed(5)
     for name, stored in model.state_dict().items():
         noise = torch.randn(stored.shape, generator=generator, dtype=torch.float64)
         is_factor = stored.ndim == 1
         stored.copy_(1.0 + 0.4 * noise if is_factor else (0.2 if "embed" in name else 0.1) * noise)
     return model
-
-
-CONFIGS: dict[str, type[PretrainedConfig]] = {"gemma4_text": Gemma4TextConfig}
-MODELS: dict[str, type[PreTrainedModel]] = {"gemma4_text": Gemma4ForCausalLM}
-
-
-def shrunken_config(shape: str) -> PretrainedConfig:
-    fields = {**BASE, **SHAPES[shape]}
-    return CONFIGS[fields.pop("model_type", "gemma4_text")](**fields, attn_implementation="eager")
 
 
 def as_checkpoint(model: PreTrainedModel) -> Checkpoint:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from outrider.errors import UnsupportedModelError, WeightsError
 from outrider.models.config import (
     DEFAULT_THETAS,
@@ -24,9 +26,25 @@ _NO_OVERRIDES = ("sliding_window", "num_attention_heads", "intermediate_size", "
 
 def gemma4_config(fields: Fields, *, norm_offset: float) -> TargetConfig:
     """Read a `gemma4_text` config; raises UnsupportedModelError naming the field that asks for more than we run."""
+    shared = _shared(fields, model_type="gemma4_text", norm_offset=norm_offset)
+    return replace(shared, experts=_experts(fields), per_layer=_per_layer(fields))
+
+
+def gemma4_unified_config(fields: Fields, *, norm_offset: float) -> TargetConfig:
+    """Read a `gemma4_unified_text` config (12B): the dense decoder, without experts and per-layer embeddings."""
+    if fields.boolean("enable_moe_block", default=None):
+        raise UnsupportedModelError(f"{fields.source} has enable_moe_block=true, which gemma4_unified_text lacks.")
+    if fields.integer("hidden_size_per_layer_input", low=0, default=None):
+        raise UnsupportedModelError(
+            f"{fields.source} has hidden_size_per_layer_input, which gemma4_unified_text lacks."
+        )
+    return _shared(fields, model_type="gemma4_unified_text", norm_offset=norm_offset)
+
+
+def _shared(fields: Fields, *, model_type: str, norm_offset: float) -> TargetConfig:
     _refuse_what_we_lack(fields)
     return TargetConfig(
-        model_type="gemma4_text",
+        model_type=model_type,
         vocab_size=fields.integer("vocab_size", low=1),
         hidden_size=fields.integer("hidden_size", low=1),
         intermediate_size=fields.integer("intermediate_size", low=1),
@@ -41,8 +59,6 @@ def gemma4_config(fields: Fields, *, norm_offset: float) -> TargetConfig:
         eos_token_ids=end_token_ids(fields),
         norms_values=True,
         has_layer_scalars=True,
-        experts=_experts(fields),
-        per_layer=_per_layer(fields),
     )
 
 
