@@ -9,7 +9,7 @@ import pytest
 
 from outrider.errors import OutriderError, UnsupportedModelError, WeightsError
 from outrider.models.config import ExpertsSpec, LayerKind, PerLayerSpec, RopeSpec, TargetConfig
-from outrider.models.gemma4_config import gemma4_config, gemma4_unified_config
+from outrider.models.gemma4_config import gemma4_config, gemma4_multimodal_config, gemma4_unified_config
 from outrider.weights.fields import Fields
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -173,3 +173,26 @@ def test_unified_text_is_the_dense_decoder() -> None:
 def test_what_unified_text_lacks_is_refused(field: str, value: Any) -> None:
     with pytest.raises(UnsupportedModelError, match=field):
         gemma4_unified_config(Fields({**DENSE, field: value}, source="a-target"), norm_offset=0.0)
+
+
+def test_the_text_part_of_a_multimodal_config() -> None:
+    wrapped = {"text_config": {**DENSE, "model_type": "gemma4_text"}, "tie_word_embeddings": True}
+    config = gemma4_multimodal_config(Fields(wrapped, source="a-target"), norm_offset=0.0)
+    expected = replace(read(), tensor_prefix=config.tensor_prefix, skipped_tensors=config.skipped_tensors)
+    assert config == expected
+    assert config.tensor_prefix == "model.language_model"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text_config": None}, "a-target has text_config=None"),
+        ({"text_config": {**DENSE, "model_type": "llama"}}, "text_config.model_type 'llama'"),
+        ({"text_config": {**DENSE, "model_type": "gemma4_text", "head_dim": 0}}, r"text_config\.head_dim=0"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings=False"),
+    ],
+)
+def test_a_multimodal_config_we_cannot_run_is_refused(changes: dict[str, Any], message: str) -> None:
+    wrapped = {"text_config": {**DENSE, "model_type": "gemma4_text"}, **changes}
+    with pytest.raises(OutriderError, match=message):
+        gemma4_multimodal_config(Fields(wrapped, source="a-target"), norm_offset=0.0)

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 from transformers import (
     Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
     Gemma4TextConfig,
     Gemma4UnifiedForCausalLM,
+    Gemma4UnifiedForConditionalGeneration,
     Gemma4UnifiedTextConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -102,6 +104,7 @@ FAMILIES: dict[str, tuple[type[PretrainedConfig], type[PreTrainedModel]]] = {
     "gemma4_text": (Gemma4TextConfig, Gemma4ForCausalLM),
     "gemma4_unified_text": (Gemma4UnifiedTextConfig, Gemma4UnifiedForCausalLM),
 }
+MULTIMODAL = {"E4B": Gemma4ForConditionalGeneration, "12B": Gemma4UnifiedForConditionalGeneration}
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 
 
@@ -238,4 +241,27 @@ def test_unused_keys_and_values_are_skipped_where_a_layer_reads_anothers_and_onl
     assert worst_error(load_target(checkpoint, **place), model, [NUM_TOKENS]) < TOLERANCE
     checkpoint.tensors["model.layers.3.self_attn.surprise.weight"] = unused
     with pytest.raises(WeightsError, match=r"layers\.3\.self_attn\.surprise"):
+        load_target(checkpoint, **place)
+
+
+@pytest.mark.parametrize("shape", ["E4B", "12B"])
+def test_the_text_part_of_a_multimodal_checkpoint(shape: str) -> None:
+    """Its names as transformers has them; towers are skipped, anything else is not."""
+    model, kernels = shrunken_model(shape, torch.float64), TorchKernels(torch.float64)
+    whole_class, text = MULTIMODAL[shape], as_checkpoint(model)
+    with torch.device("meta"):
+        whole = whole_class(whole_class.config_class(text_config=model.config, vision_config={}, audio_config={}))
+    others = [name for name in whole.state_dict() if not name.startswith(("model.language_model.", "lm_head."))]
+    tensors = {name.replace("model.", "model.language_model.", 1): weight for name, weight in text.tensors.items()}
+    assert set(whole.state_dict()) == {*tensors, *others, "lm_head.weight"}
+    assert others
+    tensors |= {name: DenseWeight(name, torch.zeros(1)) for name in others}
+    config = {"model_type": whole.config.model_type, "text_config": text.config, "eos_token_id": [1, 106]}
+    checkpoint = replace(text, config=config, tensors=tensors)
+    place = {"kernels": kernels, "dtype": torch.float64, "device": CPU, "context_length": CONTEXT_LENGTH}
+    target = load_target(checkpoint, **place)
+    assert worst_error(target, model, [NUM_TOKENS]) < TOLERANCE
+    assert target.config.eos_token_ids == (1, 106)
+    tensors["model.surprise.weight"] = DenseWeight("surprise", torch.zeros(1))
+    with pytest.raises(WeightsError, match=r"model\.surprise"):
         load_target(checkpoint, **place)

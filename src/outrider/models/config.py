@@ -84,6 +84,8 @@ class TargetConfig:
     has_layer_scalars: bool = False  # a layer's output is multiplied by its `layer_scalar`
     experts: ExpertsSpec | None = None
     per_layer: PerLayerSpec | None = None
+    tensor_prefix: str = "model"  # what the names of the decoder's tensors begin with
+    skipped_tensors: tuple[str, ...] = ()  # patterns of names that belong to other parts of the checkpoint
 
     @property
     def embedding_scale(self) -> float:

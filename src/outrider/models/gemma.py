@@ -97,23 +97,24 @@ class GemmaTarget:
         claims = TensorClaims(checkpoint.tensors, source=checkpoint.source)
         reader = WeightReader(claims, kernels, norm_offset=config.norm_offset, dtype=dtype, device=device)
         self.config, self.kernels, self.dtype, self.device = config, kernels, dtype, device
-        self.stored_embedding = claims.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+        prefix = config.tensor_prefix
+        self.stored_embedding = claims.take(f"{prefix}.embed_tokens.weight", (config.vocab_size, config.hidden_size))
         self.embedding = kernels.pack(self.stored_embedding)
         self.embedding_scale = torch.tensor(
             config.embedding_scale, dtype=dtype
         ).item()  # rounded as the model was trained
         self.per_layer_embedding = (
             PerLayerEmbedding.read(
-                reader, "model", config.per_layer, hidden_size=config.hidden_size, num_layers=len(config.layers)
+                reader, prefix, config.per_layer, hidden_size=config.hidden_size, num_layers=len(config.layers)
             )
             if config.per_layer
             else None
         )
         self.layers = [
-            GemmaLayer.read(reader, f"model.layers.{i}", spec, config) for i, spec in enumerate(config.layers)
+            GemmaLayer.read(reader, f"{prefix}.layers.{i}", spec, config) for i, spec in enumerate(config.layers)
         ]
-        self.final_norm = reader.norm("model.norm.weight", config.hidden_size)
-        claims.finish(skip=_unused_names(config))
+        self.final_norm = reader.norm(f"{prefix}.norm.weight", config.hidden_size)
+        claims.finish(skip=(*config.skipped_tensors, *_unused_names(config)))
         self.ropes = {
             (spec.rope, spec.head_dim): rope_table(
                 spec.rope, head_dim=spec.head_dim, num_positions=context_length, dtype=dtype, device=device
@@ -218,4 +219,4 @@ def _unused_names(config: TargetConfig) -> list[str]:
     """Keys and values that a checkpoint may still hold for layers that read another's (formats.md §1.1)."""
     readers = [index for index, spec in enumerate(config.layers) if spec.cache_source is not None]
     names = ("k_proj", "v_proj", "k_norm")
-    return [f"model.layers.{index}.self_attn.{name}.weight" for index in readers for name in names]
+    return [f"{config.tensor_prefix}.layers.{index}.self_attn.{name}.weight" for index in readers for name in names]

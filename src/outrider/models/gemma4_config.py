@@ -22,6 +22,7 @@ from outrider.weights.fields import Fields
 _ROPE_TYPES = {LayerKind.FULL: "proportional", LayerKind.SLIDING: "default"}
 # Of the whole model here, though `per_layer_config` could set them for one layer.
 _NO_OVERRIDES = ("sliding_window", "num_attention_heads", "intermediate_size", "rope_parameters", "layer_types")
+_OTHER_MODALITIES = ("model.vision_tower.*", "model.audio_tower.*", "model.embed_vision.*", "model.embed_audio.*")
 
 
 def gemma4_config(fields: Fields, *, norm_offset: float) -> TargetConfig:
@@ -39,6 +40,30 @@ def gemma4_unified_config(fields: Fields, *, norm_offset: float) -> TargetConfig
             f"{fields.source} has hidden_size_per_layer_input, which gemma4_unified_text lacks."
         )
     return _shared(fields, model_type="gemma4_unified_text", norm_offset=norm_offset)
+
+
+def gemma4_multimodal_config(fields: Fields, *, norm_offset: float) -> TargetConfig:
+    """Read the text part of a `gemma4` or `gemma4_unified` config, as every released checkpoint has it.
+
+    Towers and embedders of other modalities are skipped, not run.
+    """
+    _refuse_untied(fields)
+    text = fields.table("text_config")
+    model_type = text.text("model_type")
+    if model_type not in _TEXT_READERS:
+        raise UnsupportedModelError(
+            f"{fields.source}: text_config.model_type {model_type!r} is not one of {sorted(_TEXT_READERS)}."
+        )
+    config = _TEXT_READERS[model_type](text, norm_offset=norm_offset)
+    return replace(
+        config,
+        eos_token_ids=end_token_ids(fields) or config.eos_token_ids,
+        tensor_prefix="model.language_model",
+        skipped_tensors=_OTHER_MODALITIES,
+    )
+
+
+_TEXT_READERS = {"gemma4_text": gemma4_config, "gemma4_unified_text": gemma4_unified_config}
 
 
 def _shared(fields: Fields, *, model_type: str, norm_offset: float) -> TargetConfig:
@@ -71,6 +96,10 @@ def _refuse_what_we_lack(fields: Fields) -> None:
     scope = fields.text("use_bidirectional_attention", default=None)
     if scope not in (None, "vision"):  # "vision" concerns image tokens only: text is causal
         raise UnsupportedModelError(f"use_bidirectional_attention={scope!r} is not supported; null and 'vision' are.")
+    _refuse_untied(fields)
+
+
+def _refuse_untied(fields: Fields) -> None:
     if not fields.boolean("tie_word_embeddings", default=True):
         raise UnsupportedModelError(
             f"{fields.source} has tie_word_embeddings=False: a head of its own (lm_head.weight) is not supported; "
