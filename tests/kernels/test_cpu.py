@@ -109,6 +109,8 @@ def test_norms(cpu_kernels: CpuKernels, size: int) -> None:
         one = slice(row, row + 1)
         assert torch.equal(cpu_kernels.rms_norm(x[one], weight, eps=EPS), normed[one])
         assert torch.equal(cpu_kernels.rms_norm_add(x[one], weight, residual[one], eps=EPS), added[one])
+    scaled = cpu_kernels.rms_norm_add(x, weight, residual, eps=EPS, scale=0.7)
+    assert torch.equal(scaled, added * torch.tensor(0.7))
 
 
 @pytest.mark.parametrize("size", [6, 64, 256])
@@ -302,3 +304,30 @@ def test_a_machine_of_many_cores_gets_as_many_threads_as_the_pool_holds(monkeypa
     monkeypatch.setattr(cpu, "num_usable_cores", lambda: 384)
     assert chosen_num_threads() == cpu.MAX_THREADS
     assert f"#define MAX_THREADS {cpu.MAX_THREADS}\n" in SOURCE.with_name("cpu_threads.h").read_text()
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "silu"])
+@pytest.mark.parametrize("size", [1, 7, 64, 101])
+def test_gated_numbers_do_not_depend_on_where_they_stand(cpu_kernels: CpuKernels, size: int, activation: str) -> None:
+    x, factors = normal(5, size), normal(5, size, seed=1)
+    out = cpu_kernels.gated(x, factors, activation=activation)
+    assert_near(out, EXACT.gated(x.double(), factors.double(), activation=activation), 2 * ROUNDING_TOLERANCE)
+    for row in range(5):
+        one = slice(row, row + 1)
+        assert torch.equal(cpu_kernels.gated(x[one], factors[one], activation=activation), out[one])
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "silu"])
+def test_experts_equal_reference_and_every_row_stands_alone(cpu_kernels: CpuKernels, activation: str) -> None:
+    gate_up, down = DenseWeight("gate_up", normal(6, 64, 48)), DenseWeight("down", normal(6, 48, 32, seed=1))
+    x, scores = normal(19, 48, seed=2), normal(19, 6, seed=3)
+    chosen, shares = scores.topk(3).indices, scores[:, :3].contiguous()
+    packed = cpu_kernels.pack_experts(gate_up, down)
+    out = cpu_kernels.experts(x, packed, chosen, shares, activation=activation)
+    exact = EXACT.pack_experts(gate_up, down)
+    expected = EXACT.experts(x.double(), exact, chosen, shares.double(), activation=activation)
+    assert_near(out, expected, 4 * SUM_TOLERANCE)
+    for row in range(len(x)):
+        one = slice(row, row + 1)
+        alone = cpu_kernels.experts(x[one], packed, chosen[one], shares[one], activation=activation)
+        assert torch.equal(alone, out[one]), row

@@ -40,6 +40,7 @@ class Layer:
         attended = kernels.attention(queries, self.cache_k, self.cache_v, spans, scale=0.25)
         hidden = kernels.rms_norm_add(attended.view(len(hidden), SIZE), self.norm, hidden, eps=1e-6)
         gated = kernels.gated_linear(hidden, gate, up, activation="silu")
+        gated = kernels.gated(gated, normed, activation="gelu_tanh")
         return [kernels.linear(gated, down, residual=hidden), normed]
 
     def inputs(self, step: int, num_rows: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor]:

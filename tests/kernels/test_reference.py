@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from outrider.kernels.reference import ATTENTION_ROWS, TorchKernels
 from outrider.weights.packed import DenseWeight, quantize_int8
@@ -64,6 +65,8 @@ def test_norms() -> None:
     expected = torch.stack([row / math.sqrt(float(row @ row) / 10 + EPS) * weight for row in x])
     torch.testing.assert_close(EXACT.rms_norm(x, weight, eps=EPS), expected)
     torch.testing.assert_close(EXACT.rms_norm_add(x, weight, residual, eps=EPS), residual + expected)
+    scaled = EXACT.rms_norm_add(x, weight, residual, eps=EPS, scale=0.5)
+    torch.testing.assert_close(scaled, (residual + expected) * 0.5)
 
 
 @pytest.mark.parametrize("with_norm", [True, False])
@@ -141,3 +144,24 @@ def test_attention_over_more_rows_than_are_gathered_at_a_time() -> None:
     for row in range(num_rows):
         expected = slow_attention(queries[row], cache_k[0, : row + 1], cache_v[0, : row + 1], scale=1.0)
         torch.testing.assert_close(out[row], expected)
+
+
+def test_experts_are_summed_by_their_shares() -> None:
+    """19 rows are more than one gathering."""
+    gate_up, down = normal(5, 12, 8), normal(5, 8, 6, seed=1)
+    x, shares = normal(19, 8, seed=2), normal(19, 2, seed=3)
+    chosen = torch.stack([torch.arange(19) % 5, (torch.arange(19) + 2) % 5], dim=1)
+    expected = torch.zeros_like(x)
+    for row, slot in [(row, slot) for row in range(19) for slot in range(2)]:
+        gate, up = (gate_up[chosen[row, slot]] @ x[row]).chunk(2)
+        expected[row] += shares[row, slot] * (down[chosen[row, slot]] @ (functional.silu(gate) * up))
+    weights = EXACT.pack_experts(DenseWeight("gate_up", gate_up), DenseWeight("down", down))
+    torch.testing.assert_close(EXACT.experts(x, weights, chosen, shares, activation="silu"), expected)
+    assert EXACT.experts(x[:0], weights, chosen[:0], shares[:0], activation="silu").shape == (0, 8)
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "silu"])
+def test_gated(activation: str) -> None:
+    x, factors = normal(3, 5), normal(3, 5, seed=1)
+    activated = functional.silu(x) if activation == "silu" else functional.gelu(x, approximate="tanh")
+    torch.testing.assert_close(EXACT.gated(x, factors, activation=activation), activated * factors)

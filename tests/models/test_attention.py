@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from outrider.models.attention import allocate_caches, causal_spans, num_cache_slots, rope_table
-from outrider.models.config import RopeSpec
+from outrider.models.config import LayerKind, LayerSpec, RopeSpec
 from tests.toy import CPU, dense_rope, toy_target_config
 
 
@@ -51,3 +53,22 @@ def test_rope_table_turns_pairs_by_position_over_factor() -> None:
 def test_rope_table_is_at_least_float32(dtype: torch.dtype, kept: torch.dtype) -> None:
     table = rope_table(RopeSpec(theta=1e4), head_dim=8, num_positions=4, dtype=dtype, device=CPU)
     assert table.cos.dtype == table.sin.dtype == kept
+
+
+def test_a_layer_that_reads_anothers_keys_has_no_cache_of_its_own() -> None:
+    spec = LayerSpec(kind=LayerKind.FULL, num_kv_heads=1, head_dim=4, window=None, rope=RopeSpec(theta=1e4))
+    reader = replace(spec, cache_source=1)
+    first, second, third = allocate_caches(
+        [spec, spec, reader], num_seats=1, context_length=8, max_rows=2, dtype=torch.float32, device="cpu"
+    )
+    assert third.keys is second.keys
+    assert third.values is second.values
+    assert first.keys is not second.keys
+
+
+def test_pairs_beyond_the_rotated_share_do_not_turn() -> None:
+    spec = RopeSpec(theta=100.0, factor=2.0, rotated=0.5)
+    table = rope_table(spec, head_dim=8, num_positions=3, dtype=torch.float64, device="cpu")
+    angles = torch.tensor([1.0, 100.0**-0.25, 0.0, 0.0], dtype=torch.float64) / 2.0
+    torch.testing.assert_close(table.cos[2], (2 * angles).cos())
+    torch.testing.assert_close(table.sin[2], (2 * angles).sin())

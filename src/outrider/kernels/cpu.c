@@ -27,7 +27,7 @@ typedef struct {
     argument_t a[13];
 } call_t;
 
-enum { LINEARS, GATED_LINEAR, RMS_NORM, HEAD_NORM_ROPE, WRITE_CACHE, ATTENTION };
+enum { LINEARS, GATED_LINEAR, RMS_NORM, HEAD_NORM_ROPE, WRITE_CACHE, ATTENTION, GATED };
 
 EXPORT void outrider_replay(const call_t *calls, int64_t count) {
     for (const call_t *call = calls; call < calls + count; call++) {
@@ -40,7 +40,7 @@ EXPORT void outrider_replay(const call_t *calls, int64_t count) {
             outrider_gated_linear(a[0].p, a[1].n, a[2].p, a[3].p, a[4].p, (int32_t)a[5].n);
             break;
         case RMS_NORM:
-            outrider_rms_norm(a[0].p, a[1].p, a[2].p, a[3].p, a[4].n, a[5].n, a[6].f);
+            outrider_rms_norm(a[0].p, a[1].p, a[2].p, a[3].p, a[4].n, a[5].n, a[6].f, a[7].f);
             break;
         case HEAD_NORM_ROPE:
             outrider_head_norm_rope(a[0].p, a[1].p, a[2].p, a[3].p, a[4].p, a[5].p, a[6].n, a[7].n, a[8].n, a[9].f);
@@ -51,6 +51,9 @@ EXPORT void outrider_replay(const call_t *calls, int64_t count) {
         case ATTENTION:
             outrider_attention(a[0].p, a[1].p, a[2].p, a[3].p, a[4].p, a[5].p, a[6].p, a[7].n, a[8].n, a[9].n, a[10].n,
                                a[11].n, a[12].f);
+            break;
+        case GATED:
+            outrider_gated(a[0].p, a[1].p, a[2].p, a[3].n, (int32_t)a[4].n);
             break;
         }
     }

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,9 +45,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "pack": (_POINTER,) * 4,
     "linears": (_POINTER, _COUNT, *(_POINTER,) * 7),
     "gated_linear": (_POINTER, _COUNT, *(_POINTER,) * 3, c_int32),
+    "gated": (*(_POINTER,) * 3, _COUNT, c_int32),
     "best": (_POINTER, _COUNT, *(_POINTER,) * 3),
     "embed": (_POINTER, _COUNT, _POINTER, _POINTER),
-    "rms_norm": (*(_POINTER,) * 4, _COUNT, _COUNT, c_float),
+    "rms_norm": (*(_POINTER,) * 4, _COUNT, _COUNT, c_float, c_float),
     "head_norm_rope": (*(_POINTER,) * 6, _COUNT, _COUNT, _COUNT, c_float),
     "write_cache": (*(_POINTER,) * 6, _COUNT, _COUNT, _COUNT),
     "attention": (*(_POINTER,) * 7, *(_COUNT,) * 5, c_float),
@@ -84,6 +85,14 @@ class TiledWeight:
     def shape(self) -> tuple[int, int]:
         """(out, in)."""
         return self.out_features, self.in_features
+
+
+class ExpertWeights(NamedTuple):
+    """One expert of `CpuKernels.experts`."""
+
+    gate: TiledWeight
+    up: TiledWeight
+    down: TiledWeight
 
 
 class CpuKernels:
@@ -237,23 +246,56 @@ class CpuKernels:
         self._functions["embed"](token_ids.data_ptr(), num_rows, weight.address, outputs.data_ptr())
         return outputs
 
+    def gated(self, inputs: Tensor, factors: Tensor, *, activation: str) -> Tensor:
+        """activation(inputs) * factors, of one shape."""
+        inputs, factors = _plain(inputs, torch.float32), _plain(factors, torch.float32)
+        assert inputs.shape == factors.shape, (inputs.shape, factors.shape)
+        outputs = torch.empty_like(inputs)
+        addresses = inputs.data_ptr(), factors.data_ptr(), outputs.data_ptr()
+        self._call("gated", *addresses, inputs.numel(), activation != "silu", kept=(inputs, factors, outputs))
+        return outputs
+
+    def pack_experts(self, gate_up: PackedWeight, down: PackedWeight) -> list[ExpertWeights]:
+        """One entry an expert, from gate_up [E, 2I, N] and down [E, N, I]; the numbers are kept in float32."""
+        wide_gate_up, wide_down = gate_up.dequantize(torch.float32), down.dequantize(torch.float32)
+        experts = []
+        for each_gate_up, each_down in zip(wide_gate_up, wide_down, strict=True):
+            gate, up = each_gate_up.chunk(2)
+            packed_gate, packed_up = (self.pack(DenseWeight(gate_up.name, half)) for half in (gate, up))
+            experts.append(ExpertWeights(packed_gate, packed_up, self.pack(DenseWeight(down.name, each_down))))
+        return experts
+
+    def experts(
+        self, inputs: Tensor, weights: Sequence[ExpertWeights], chosen: Tensor, shares: Tensor, *, activation: str
+    ) -> Tensor:
+        """Sum over k of shares[r, k] * down(activation(gate x) * up x), experts of a row in ascending order."""
+        outputs = torch.zeros_like(inputs)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            rows, slots = (chosen == expert).nonzero(as_tuple=True)
+            gate, up, down = weights[expert]
+            fed = self.linear(self.gated_linear(inputs[rows], gate, up, activation=activation), down)
+            outputs.index_add_(0, rows, fed * shares[rows, slots, None])
+        return outputs
+
     def rms_norm(self, inputs: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over the last dimension of [R, N]."""
-        return self._norm(inputs, weight, None, eps)
+        return self._norm(inputs, weight, None, eps, 1.0)
 
-    def rms_norm_add(self, inputs: Tensor, weight: Tensor, residual: Tensor, *, eps: float) -> Tensor:
-        """residual + rms_norm(inputs), [R, N]."""
+    def rms_norm_add(
+        self, inputs: Tensor, weight: Tensor, residual: Tensor, *, eps: float, scale: float = 1.0
+    ) -> Tensor:
+        """(residual + rms_norm(inputs)) * scale, [R, N]."""
         assert inputs.shape == residual.shape, (inputs.shape, residual.shape)
-        return self._norm(inputs, weight, _plain(residual, torch.float32), eps)
+        return self._norm(inputs, weight, _plain(residual, torch.float32), eps, scale)
 
-    def _norm(self, inputs: Tensor, weight: Tensor, residual: Tensor | None, eps: float) -> Tensor:
+    def _norm(self, inputs: Tensor, weight: Tensor, residual: Tensor | None, eps: float, scale: float) -> Tensor:
         inputs, weight = _plain(inputs, torch.float32), _plain(weight, torch.float32)
         outputs = torch.empty_like(inputs)
         size = weight.shape[0]
         assert inputs.shape[-1] == size, (inputs.shape, size)
         addresses = inputs.data_ptr(), weight.data_ptr(), _pointer(residual), outputs.data_ptr()
         kept = (inputs, weight, residual, outputs)
-        self._call("rms_norm", *addresses, inputs.numel() // size, size, eps, kept=kept)
+        self._call("rms_norm", *addresses, inputs.numel() // size, size, eps, scale, kept=kept)
         return outputs
 
     def head_norm_rope(

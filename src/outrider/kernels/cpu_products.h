@@ -130,6 +130,19 @@ EXPORT void outrider_gated_linear(const float *x, int64_t rows, const weight_t *
     for (int i = 0; i < 2; i++) free((void *)job.group_sums[i]);
 }
 
+/* y = activation(x) * factors, n numbers each. What fills no vector goes through one all the same: every number takes
+ * the same way wherever it stands. */
+EXPORT void outrider_gated(const float *x, const float *factors, float *y, int64_t n, int32_t is_gelu) {
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) store(y + i, gated_lanes(load(x + i), load(factors + i), is_gelu));
+    _Alignas(64) float rest[2][LANES] = {{0}};
+    const size_t rest_bytes = (size_t)(n - i) * sizeof(float);
+    memcpy(rest[0], x + i, rest_bytes);
+    memcpy(rest[1], factors + i, rest_bytes);
+    store(rest[0], gated_lanes(load(rest[0]), load(rest[1]), is_gelu));
+    memcpy(y + i, rest[0], rest_bytes);
+}
+
 /* The largest output of one row among the tiles of one item. */
 struct best {
     float value;

@@ -18,13 +18,13 @@ static float inverse_rms(const float *x, int64_t n, float eps) {
     return 1.0f / sqrtf(sum / (float)n + eps);
 }
 
-/* y = (residual +) x / rms(x) * weight, all [rows, n]; residual may be NULL */
+/* y = x / rms(x) * weight, or (residual + that) * scale, all [rows, n]; residual may be NULL */
 EXPORT void outrider_rms_norm(const float *x, const float *weight, const float *residual, float *y, int64_t rows, int64_t n,
-                              float eps) {
+                              float eps, float scale) {
     for (int64_t r = 0; r < rows; r++, x += n, y += n) {
         const float inverse = inverse_rms(x, n, eps);
         if (residual)
-            for (int64_t i = 0; i < n; i++) y[i] = residual[r * n + i] + x[i] * inverse * weight[i];
+            for (int64_t i = 0; i < n; i++) y[i] = (residual[r * n + i] + x[i] * inverse * weight[i]) * scale;
         else
             for (int64_t i = 0; i < n; i++) y[i] = x[i] * inverse * weight[i];
     }

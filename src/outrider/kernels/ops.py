@@ -76,12 +76,30 @@ class Kernels(Protocol):
         """Rows of a weight: token_ids int64 [R] -> [R, in]; not scaled."""
         ...
 
+    def gated(self, inputs: Tensor, factors: Tensor, *, activation: str) -> Tensor:
+        """activation(inputs) * factors, of one shape."""
+        ...
+
+    def pack_experts(self, gate_up: PackedWeight, down: PackedWeight) -> Any:
+        """Prepare the fused weights of E experts for `experts`: gate_up [E, 2I, N], gate rows first; down [E, N, I]."""
+        ...
+
+    def experts(self, inputs: Tensor, weights: Any, chosen: Tensor, shares: Tensor, *, activation: str) -> Tensor:
+        """Sum over k of shares[r, k] * down(activation(gate x) * up x) with expert chosen[r, k]: [R, N] -> [R, N].
+
+        chosen is int64 [R, K], each expert at most once a row; shares is [R, K], at least float32. Not for bodies of
+        `run`: which weights are read depends on data.
+        """
+        ...
+
     def rms_norm(self, inputs: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over the last dimension of [R, N]."""
         ...
 
-    def rms_norm_add(self, inputs: Tensor, weight: Tensor, residual: Tensor, *, eps: float) -> Tensor:
-        """residual + rms_norm(inputs): the sandwich norm of Gemma, [R, N]."""
+    def rms_norm_add(
+        self, inputs: Tensor, weight: Tensor, residual: Tensor, *, eps: float, scale: float = 1.0
+    ) -> Tensor:
+        """(residual + rms_norm(inputs)) * scale: the sandwich norm of Gemma, [R, N]."""
         ...
 
     def head_norm_rope(

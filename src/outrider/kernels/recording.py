@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # As `replay` in cpu.c numbers them.
-RECORDED_FUNCTIONS = ("linears", "gated_linear", "rms_norm", "head_norm_rope", "write_cache", "attention")
+RECORDED_FUNCTIONS = ("linears", "gated_linear", "rms_norm", "head_norm_rope", "write_cache", "attention", "gated")
 MAX_ARGUMENTS = 13
 
 Body = Callable[..., list[Tensor]]

@@ -20,6 +20,7 @@ from outrider.weights.packed import PackedWeight
 # Columns of `spans`, int32 [R, 5]: what each query row of `attention` may see.
 SPAN_SEAT, SPAN_CONTEXT_START, SPAN_CONTEXT_END, SPAN_FRESH_START, SPAN_FRESH_END = range(5)
 
+EXPERT_ROWS = 16  # rows whose experts' weights are gathered at a time, to bound memory in prefill
 ATTENTION_ROWS = 16  # rows whose keys and values are gathered at a time, to bound memory in prefill
 
 
@@ -60,9 +61,7 @@ class TorchKernels:
 
     def gated_linear(self, inputs: Tensor, gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
         """activation(inputs @ gate^T) * (inputs @ up^T)."""
-        wide = _widened(functional.linear(inputs, gate))
-        activated = functional.silu(wide) if activation == "silu" else functional.gelu(wide, approximate="tanh")
-        return (activated * _widened(functional.linear(inputs, up))).to(inputs.dtype)
+        return _gated(functional.linear(inputs, gate), functional.linear(inputs, up), activation)
 
     def logits(self, inputs: Tensor, weight: Tensor) -> Tensor:
         """`linear` with a float32 result (float64 for float64 inputs), so that half-precision logits do not tie."""
@@ -79,13 +78,40 @@ class TorchKernels:
         """Rows token_ids [R] of weight [V, N] -> [R, N]."""
         return functional.embedding(token_ids, weight)
 
+    def gated(self, inputs: Tensor, factors: Tensor, *, activation: str) -> Tensor:
+        """activation(inputs) * factors, of one shape."""
+        return _gated(inputs, factors, activation)
+
+    def pack_experts(self, gate_up: PackedWeight, down: PackedWeight) -> tuple[Tensor, Tensor]:
+        """The numbers of gate_up [E, 2I, N] and down [E, N, I]."""
+        return self.pack(gate_up), self.pack(down)
+
+    def experts(
+        self, inputs: Tensor, weights: tuple[Tensor, Tensor], chosen: Tensor, shares: Tensor, *, activation: str
+    ) -> Tensor:
+        """Sum over k of shares[r, k] * down(activation(gate x) * up x) with expert chosen[r, k]: [R, N] -> [R, N]."""
+        gate_up, down = weights
+        outputs = []
+        for start in range(0, len(inputs), EXPERT_ROWS):
+            rows = slice(start, start + EXPERT_ROWS)
+            total = torch.zeros_like(_widened(inputs[rows]))
+            for expert, share in zip(chosen[rows].unbind(1), shares[rows].unbind(1), strict=True):
+                gate, up = _matrices_times_rows(gate_up[expert], inputs[rows]).chunk(2, dim=-1)
+                fed = _matrices_times_rows(down[expert], _gated(gate, up, activation))
+                total = total + _widened(fed) * share[:, None]
+            outputs.append(total.to(inputs.dtype))
+        return torch.cat(outputs) if outputs else torch.empty_like(inputs)
+
     def rms_norm(self, inputs: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
         return (_normalized(_widened(inputs), eps) * _widened(weight)).to(inputs.dtype)
 
-    def rms_norm_add(self, inputs: Tensor, weight: Tensor, residual: Tensor, *, eps: float) -> Tensor:
-        """residual + rms_norm(inputs)."""
-        return residual + self.rms_norm(inputs, weight, eps=eps)
+    def rms_norm_add(
+        self, inputs: Tensor, weight: Tensor, residual: Tensor, *, eps: float, scale: float = 1.0
+    ) -> Tensor:
+        """(residual + rms_norm(inputs)) * scale."""
+        added = residual + self.rms_norm(inputs, weight, eps=eps)
+        return added if scale == 1.0 else added * scale
 
     def head_norm_rope(
         self, heads: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor, *, eps: float
@@ -139,6 +165,17 @@ class TorchKernels:
 
 def _widened(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.to(torch.float32)
+
+
+def _gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    wide = _widened(gate)
+    activated = functional.silu(wide) if activation == "silu" else functional.gelu(wide, approximate="tanh")
+    return (activated * _widened(up)).to(gate.dtype)
+
+
+def _matrices_times_rows(matrices: Tensor, rows: Tensor) -> Tensor:
+    """A matrix of its own for each row: [R, out, in] times [R, in] -> [R, out]."""
+    return torch.bmm(matrices, rows[:, :, None]).squeeze(-1)
 
 
 def _normalized(values: Tensor, eps: float) -> Tensor:

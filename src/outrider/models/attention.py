@@ -45,9 +45,15 @@ def allocate_caches(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> LayerCaches:
-    """One empty LayerCache a layer; `max_rows` is the most rows one request has in one pass."""
+    """One empty LayerCache a layer; `max_rows` is the most rows one request has in one pass.
+
+    A layer with a `cache_source` gets that layer's own.
+    """
     caches = LayerCaches()
     for spec in layers:
+        if spec.cache_source is not None:
+            caches.append(caches[spec.cache_source])
+            continue
         slots = num_cache_slots(spec.window, context_length=context_length, max_rows=max_rows)
         shape = (num_seats, slots, spec.num_kv_heads, spec.head_dim)
         keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
@@ -76,10 +82,11 @@ class RopeTable(NamedTuple):
 def rope_table(
     spec: RopeSpec, *, head_dim: int, num_positions: int, dtype: torch.dtype, device: torch.device | str
 ) -> RopeTable:
-    """Rotary tables for positions 0 .. P-1, float32 (float64 for a float64 model)."""
+    """Rotary tables for positions 0 .. P-1, float32 (float64 for a float64 model); cos 1 where nothing turns."""
     precise = torch.float64 if dtype == torch.float64 else torch.float32
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(precise) / head_dim
     inv_freq = 1.0 / (spec.theta**exponents) / spec.factor
+    inv_freq[int(spec.rotated * head_dim // 2) :] = 0.0
     angles = torch.arange(num_positions, dtype=torch.int64).to(precise)[:, None] * inv_freq[None, :]
     return RopeTable(angles.cos().to(device), angles.sin().to(device))
 

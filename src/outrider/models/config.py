@@ -18,9 +18,9 @@ class LayerKind(Enum):
 
 
 # More than any model has: what a broken config asks for beyond them would only exhaust the memory.
-_MAX_LAYERS = 1024
+MAX_LAYERS = 1024
 _MAX_BLOCK_SIZE = 1024
-_DEFAULT_THETAS = {LayerKind.FULL: 1_000_000.0, LayerKind.SLIDING: 10_000.0}
+DEFAULT_THETAS = {LayerKind.FULL: 1_000_000.0, LayerKind.SLIDING: 10_000.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,7 @@ class RopeSpec:
 
     theta: float
     factor: float = 1.0
+    rotated: float = 1.0  # share of the pairs that turn, the first ones; inv_freq is 0 for the others (p-RoPE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,26 @@ class LayerSpec:
     head_dim: int
     window: int | None  # positions a row sees, itself included; None sees all
     rope: RopeSpec
+    values_are_keys: bool = False  # no v_proj: values are the key projection, before k_norm and rotation
+    cache_source: int | None = None  # the earlier layer whose keys and values it reads, having none of its own
+    mlp_multiple: int = 1  # its MLP is this many times `intermediate_size` wide
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsSpec:
+    """Experts beside the dense MLP of every layer, of which a router chooses some for each row."""
+
+    num_experts: int
+    num_chosen: int
+    intermediate_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerLayerSpec:
+    """Per-layer embeddings: a second embedding table gives every layer an input of its own."""
+
+    vocab_size: int
+    size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +80,12 @@ class TargetConfig:
     final_logit_softcapping: float | None
     max_positions: int
     eos_token_ids: tuple[int, ...]
+    norms_values: bool = False  # an RMS norm without weight over each head's values
+    has_layer_scalars: bool = False  # a layer's output is multiplied by its `layer_scalar`
+    experts: ExpertsSpec | None = None
+    per_layer: PerLayerSpec | None = None
+    tensor_prefix: str = "model"  # what the names of the decoder's tensors begin with
+    skipped_tensors: tuple[str, ...] = ()  # patterns of names that belong to other parts of the checkpoint
 
     @property
     def embedding_scale(self) -> float:
@@ -66,7 +93,8 @@ class TargetConfig:
         return math.sqrt(self.hidden_size)
 
 
-def _layer_kinds(fields: Fields, num_layers: int) -> list[LayerKind]:
+def layer_kinds(fields: Fields, num_layers: int) -> list[LayerKind]:
+    """`layer_types`, or every sixth (`sliding_window_pattern`) full where they are not listed."""
     names = fields.texts("layer_types", default=None)
     if names is None:
         period = fields.integer("sliding_window_pattern", low=1, default=6)
@@ -92,9 +120,9 @@ def _rope_spec(fields: Fields, *, theta: float) -> RopeSpec:
 def _gemma3_rope(fields: Fields) -> dict[LayerKind, RopeSpec]:
     if "rope_parameters" in fields:
         by_kind = fields.table("rope_parameters")
-        return {kind: _rope_spec(by_kind.table(kind.value), theta=_DEFAULT_THETAS[kind]) for kind in LayerKind}
-    theta = fields.number("rope_theta", default=_DEFAULT_THETAS[LayerKind.FULL])  # the layout before transformers 5
-    local_theta = fields.number("rope_local_base_freq", default=_DEFAULT_THETAS[LayerKind.SLIDING])
+        return {kind: _rope_spec(by_kind.table(kind.value), theta=DEFAULT_THETAS[kind]) for kind in LayerKind}
+    theta = fields.number("rope_theta", default=DEFAULT_THETAS[LayerKind.FULL])  # the layout before transformers 5
+    local_theta = fields.number("rope_local_base_freq", default=DEFAULT_THETAS[LayerKind.SLIDING])
     return {
         LayerKind.FULL: _rope_spec(fields.table("rope_scaling", optional=True), theta=theta),
         LayerKind.SLIDING: RopeSpec(theta=local_theta),
@@ -116,7 +144,7 @@ def _refuse_what_gemma3_lacks(fields: Fields) -> None:
         )
 
 
-def _end_token_ids(fields: Fields) -> tuple[int, ...]:
+def end_token_ids(fields: Fields) -> tuple[int, ...]:
     """One id, a list of them, or none."""
     if fields.is_list("eos_token_id"):
         return tuple(fields.integers("eos_token_id"))
@@ -127,7 +155,7 @@ def _end_token_ids(fields: Fields) -> tuple[int, ...]:
 def gemma3_config(fields: Fields, *, norm_offset: float) -> TargetConfig:
     """Read a Hugging Face style `gemma3_text` config (formats.md §1.0)."""
     _refuse_what_gemma3_lacks(fields)
-    num_layers = fields.integer("num_hidden_layers", low=1, high=_MAX_LAYERS)
+    num_layers = fields.integer("num_hidden_layers", low=1, high=MAX_LAYERS)
     num_kv_heads = fields.integer("num_key_value_heads", low=1)
     head_dim = fields.integer("head_dim", low=1)
     window = fields.integer("sliding_window", low=1, default=4096)
@@ -140,7 +168,7 @@ def gemma3_config(fields: Fields, *, norm_offset: float) -> TargetConfig:
             window=window if kind is LayerKind.SLIDING else None,
             rope=rope[kind],
         )
-        for kind in _layer_kinds(fields, num_layers)
+        for kind in layer_kinds(fields, num_layers)
     )
     return TargetConfig(
         model_type="gemma3_text",
@@ -155,7 +183,7 @@ def gemma3_config(fields: Fields, *, norm_offset: float) -> TargetConfig:
         activation="gelu_tanh",
         final_logit_softcapping=fields.number("final_logit_softcapping", default=None),
         max_positions=fields.integer("max_position_embeddings", low=1, default=131_072),
-        eos_token_ids=_end_token_ids(fields),
+        eos_token_ids=end_token_ids(fields),
     )
 
 
@@ -196,19 +224,19 @@ def _resolve_causal(fields: Fields, kinds: list[LayerKind]) -> tuple[bool, ...]:
 
 
 def _drafter_layers(fields: Fields) -> tuple[LayerSpec, ...]:
-    num_layers = fields.integer("num_hidden_layers", low=1, high=_MAX_LAYERS)
+    num_layers = fields.integer("num_hidden_layers", low=1, high=MAX_LAYERS)
     heads = fields.integer("num_attention_heads", low=1)
     use_window = fields.boolean("use_sliding_window", default=None)
     kinds = [LayerKind.SLIDING if use_window else LayerKind.FULL] * num_layers
     if "layer_types" in fields:
-        kinds = _layer_kinds(fields, num_layers)
+        kinds = layer_kinds(fields, num_layers)
     window = fields.integer("swa_window_size", low=1, default=None)
     if window is None:
         window = fields.integer("sliding_window", low=1, default=None)
     if LayerKind.SLIDING in kinds and window is None:
         raise DrafterMismatchError(f"{fields.source} has sliding layers but no sliding_window.")
     scaling = fields.table("rope_parameters" if "rope_parameters" in fields else "rope_scaling", optional=True)
-    theta = fields.number("rope_theta", default=None) or _DEFAULT_THETAS[LayerKind.FULL]
+    theta = fields.number("rope_theta", default=None) or DEFAULT_THETAS[LayerKind.FULL]
     rope = _rope_spec(scaling, theta=theta)
     head_dim = fields.integer("head_dim", low=1, default=None)
     num_kv_heads = fields.integer("num_key_value_heads", low=1, default=None)

@@ -1,6 +1,6 @@
-"""The dense Gemma text decoder as a target: packed rows in, hidden states and taps out.
+"""The Gemma text decoder as a target: packed rows in, hidden states and taps out.
 
-Gemma 3 today. Generations differ in the fields of `TargetConfig` and `LayerSpec`; the code below is one decoder.
+Gemma 3 and Gemma 4. Generations differ in the fields of `TargetConfig` and `LayerSpec`; the code below is one decoder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from torch import Tensor
 from outrider.kernels.ops import Kernels
 from outrider.models.attention import LayerCache, LayerCaches, Rows, causal_spans, rope_table
 from outrider.models.config import LayerSpec, TargetConfig
-from outrider.models.layers import AttentionWeights, MlpWeights, WeightReader, soft_cap
+from outrider.models.layers import (
+    AttentionWeights,
+    ExpertsWeights,
+    MlpWeights,
+    PerLayerEmbedding,
+    PerLayerWeights,
+    WeightReader,
+    soft_cap,
+)
 from outrider.weights.loader import Checkpoint, TensorClaims
 
 
@@ -25,10 +33,13 @@ class GemmaLayer:
     spec: LayerSpec
     attention: AttentionWeights
     mlp: MlpWeights
+    experts: ExpertsWeights | None
+    per_layer: PerLayerWeights | None
     input_norm: Tensor
     post_attention_norm: Tensor
     pre_feedforward_norm: Tensor
     post_feedforward_norm: Tensor
+    scalar: float  # multiplies the layer's output
 
     @staticmethod
     def read(reader: WeightReader, prefix: str, spec: LayerSpec, config: TargetConfig) -> GemmaLayer:
@@ -37,13 +48,28 @@ class GemmaLayer:
         return GemmaLayer(
             spec=spec,
             attention=AttentionWeights.read(
-                reader, f"{prefix}.self_attn", spec, hidden_size=size, num_heads=config.num_heads
+                reader,
+                f"{prefix}.self_attn",
+                spec,
+                hidden_size=size,
+                num_heads=config.num_heads,
+                norms_values=config.norms_values,
             ),
-            mlp=MlpWeights.read(reader, f"{prefix}.mlp", hidden_size=size, intermediate_size=config.intermediate_size),
+            mlp=MlpWeights.read(
+                reader,
+                f"{prefix}.mlp",
+                hidden_size=size,
+                intermediate_size=config.intermediate_size * spec.mlp_multiple,
+            ),
+            experts=ExpertsWeights.read(reader, prefix, config.experts, hidden_size=size) if config.experts else None,
+            per_layer=(
+                PerLayerWeights.read(reader, prefix, config.per_layer, hidden_size=size) if config.per_layer else None
+            ),
             input_norm=reader.norm(f"{prefix}.input_layernorm.weight", size),
             post_attention_norm=reader.norm(f"{prefix}.post_attention_layernorm.weight", size),
             pre_feedforward_norm=reader.norm(f"{prefix}.pre_feedforward_layernorm.weight", size),
             post_feedforward_norm=reader.norm(f"{prefix}.post_feedforward_layernorm.weight", size),
+            scalar=reader.scalar(f"{prefix}.layer_scalar") if config.has_layer_scalars else 1.0,
         )
 
 
@@ -56,7 +82,7 @@ class TargetOutput:
 
 
 class GemmaTarget:
-    """Weights of a dense Gemma decoder and its forward pass over packed rows."""
+    """Weights of a Gemma decoder and its forward pass over packed rows."""
 
     def __init__(
         self,
@@ -71,16 +97,24 @@ class GemmaTarget:
         claims = TensorClaims(checkpoint.tensors, source=checkpoint.source)
         reader = WeightReader(claims, kernels, norm_offset=config.norm_offset, dtype=dtype, device=device)
         self.config, self.kernels, self.dtype, self.device = config, kernels, dtype, device
-        self.stored_embedding = claims.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+        prefix = config.tensor_prefix
+        self.stored_embedding = claims.take(f"{prefix}.embed_tokens.weight", (config.vocab_size, config.hidden_size))
         self.embedding = kernels.pack(self.stored_embedding)
         self.embedding_scale = torch.tensor(
             config.embedding_scale, dtype=dtype
         ).item()  # rounded as the model was trained
+        self.per_layer_embedding = (
+            PerLayerEmbedding.read(
+                reader, prefix, config.per_layer, hidden_size=config.hidden_size, num_layers=len(config.layers)
+            )
+            if config.per_layer
+            else None
+        )
         self.layers = [
-            GemmaLayer.read(reader, f"model.layers.{i}", spec, config) for i, spec in enumerate(config.layers)
+            GemmaLayer.read(reader, f"{prefix}.layers.{i}", spec, config) for i, spec in enumerate(config.layers)
         ]
-        self.final_norm = reader.norm("model.norm.weight", config.hidden_size)
-        claims.finish()
+        self.final_norm = reader.norm(f"{prefix}.norm.weight", config.hidden_size)
+        claims.finish(skip=(*config.skipped_tensors, *_unused_names(config)))
         self.ropes = {
             (spec.rope, spec.head_dim): rope_table(
                 spec.rope, head_dim=spec.head_dim, num_positions=context_length, dtype=dtype, device=device
@@ -100,32 +134,72 @@ class GemmaTarget:
         windows = sorted({spec.window for spec in self.config.layers}, key=lambda window: window or 0)
         spans = [causal_spans(rows.seats, rows.positions, window) for window in windows]
 
-        def run_layers(hidden: Tensor, seats: Tensor, positions: Tensor, *spans: Tensor) -> list[Tensor]:
+        def run_layers(
+            hidden: Tensor, own_inputs: Tensor, seats: Tensor, positions: Tensor, *spans: Tensor
+        ) -> list[Tensor]:
             outputs: dict[int, Tensor] = {}
             for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
                 visible = spans[windows.index(layer.spec.window)]
-                hidden = outputs[index] = self._layer_forward(layer, cache, hidden, seats, positions, visible)
+                hidden = self._layer_forward(layer, cache, hidden, own_inputs[index], seats, positions, visible)
+                outputs[index] = hidden
             return [hidden, *(outputs[i] for i in tap_layers)]
 
-        inputs = (self.embed(rows.token_ids), rows.seats, rows.positions, *spans)
+        embedded = self.embed(rows.token_ids)
+        own_inputs = self._own_inputs(rows.token_ids, embedded)
+        inputs = (embedded, own_inputs, rows.seats, rows.positions, *spans)
         key = ("target", tuple(tap_layers))
-        hidden, *taps = self.kernels.run(run_layers, inputs, recordings=caches.recordings, key=key)
+        if self.config.experts is None:
+            hidden, *taps = self.kernels.run(run_layers, inputs, recordings=caches.recordings, key=key)
+        else:  # the calls of a pass depend on which experts its rows choose: there is nothing to replay
+            hidden, *taps = run_layers(*inputs)
         return TargetOutput(hidden, torch.cat(taps, dim=-1) if taps else None)
 
+    def _own_inputs(self, token_ids: Tensor, embedded: Tensor) -> Tensor:
+        """What every layer gets beside the hidden state, [L, R, P]; P is 0 in a model without per-layer embeddings."""
+        if self.per_layer_embedding is None:
+            return embedded.new_empty(len(self.layers), len(token_ids), 0)
+        return self.per_layer_embedding.forward(token_ids, embedded, kernels=self.kernels, eps=self.config.rms_norm_eps)
+
     def _layer_forward(
+        self,
+        layer: GemmaLayer,
+        cache: LayerCache,
+        hidden: Tensor,
+        own_input: Tensor,
+        seats: Tensor,
+        positions: Tensor,
+        spans: Tensor,
+    ) -> Tensor:
+        hidden = self._attend(layer, cache, hidden, seats, positions, spans)
+        return self._feed(layer, hidden, own_input)
+
+    def _attend(
         self, layer: GemmaLayer, cache: LayerCache, hidden: Tensor, seats: Tensor, positions: Tensor, spans: Tensor
     ) -> Tensor:
         kernels, eps, attention = self.kernels, self.config.rms_norm_eps, layer.attention
         rope = self.ropes[layer.spec.rope, layer.spec.head_dim]
         normed = kernels.rms_norm(hidden, layer.input_norm, eps=eps)
-        queries, fresh = attention.queries_keys_values(normed, rope, positions, kernels=kernels, eps=eps)
-        kernels.write_cache(cache.keys, cache.values, fresh.keys, fresh.values, seats, positions)
+        if layer.spec.cache_source is None:
+            queries, fresh = attention.queries_keys_values(normed, rope, positions, kernels=kernels, eps=eps)
+            kernels.write_cache(cache.keys, cache.values, fresh.keys, fresh.values, seats, positions)
+        else:
+            queries = attention.queries(normed, rope, positions, kernels=kernels, eps=eps)
         attended = kernels.attention(queries, cache.keys, cache.values, spans, scale=self.config.attention_scale)
         mixed = attention.output(attended, kernels=kernels)
-        hidden = kernels.rms_norm_add(mixed, layer.post_attention_norm, hidden, eps=eps)
+        return kernels.rms_norm_add(mixed, layer.post_attention_norm, hidden, eps=eps)
+
+    def _feed(self, layer: GemmaLayer, hidden: Tensor, own_input: Tensor) -> Tensor:
+        kernels, eps, activation = self.kernels, self.config.rms_norm_eps, self.config.activation
         normed = kernels.rms_norm(hidden, layer.pre_feedforward_norm, eps=eps)
-        fed = layer.mlp.forward(normed, kernels=kernels, activation=self.config.activation)
-        return kernels.rms_norm_add(fed, layer.post_feedforward_norm, hidden, eps=eps)
+        fed = layer.mlp.forward(normed, kernels=kernels, activation=activation)
+        if layer.experts is not None:
+            fed = layer.experts.forward(hidden, fed, kernels=kernels, activation=activation, eps=eps)
+        if layer.per_layer is None:
+            return kernels.rms_norm_add(fed, layer.post_feedforward_norm, hidden, eps=eps, scale=layer.scalar)
+        hidden = kernels.rms_norm_add(fed, layer.post_feedforward_norm, hidden, eps=eps)
+        return layer.per_layer.forward(
+            hidden, own_input, kernels=kernels, activation=activation, eps=eps, scale=layer.scalar
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Last layer's output [R, N] -> logits [R, V], at least float32, soft-capped where the model is."""
@@ -139,3 +213,10 @@ class GemmaTarget:
             return largest.values, largest.indices
         normed = self.kernels.rms_norm(hidden, self.final_norm, eps=self.config.rms_norm_eps)
         return self.kernels.best(normed, self.embedding)
+
+
+def _unused_names(config: TargetConfig) -> list[str]:
+    """Keys and values that a checkpoint may still hold for layers that read another's (formats.md §1.1)."""
+    readers = [index for index, spec in enumerate(config.layers) if spec.cache_source is not None]
+    names = ("k_proj", "v_proj", "k_norm")
+    return [f"{config.tensor_prefix}.layers.{index}.self_attn.{name}.weight" for index in readers for name in names]

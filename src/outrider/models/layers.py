@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.kernels.ops import Kernels
 from outrider.models.attention import LayerCache, RopeTable
-from outrider.models.config import LayerSpec
+from outrider.models.config import ExpertsSpec, LayerSpec, PerLayerSpec
 from outrider.weights.loader import TensorClaims
 
 
@@ -29,58 +29,101 @@ class WeightReader:
 
     def norm(self, name: str, size: int) -> Tensor:
         """A norm weight [size], offset included, in at least float32."""
-        precise = torch.float64 if self.dtype == torch.float64 else torch.float32
-        return self.claims.take(name, (size,)).dequantize(precise, self.device) + self.norm_offset
+        return self.vector(name, size) + self.norm_offset
+
+    def vector(self, name: str, size: int) -> Tensor:
+        """Stored factors [size], in at least float32."""
+        return self.claims.take(name, (size,)).dequantize(self._precise, self.device)
+
+    def unit_norm(self, size: int) -> Tensor:
+        """The factors [size] of a norm that stores no weight."""
+        return torch.ones(size, dtype=self._precise, device=self.device)
+
+    @property
+    def _precise(self) -> torch.dtype:
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    def scalar(self, name: str) -> float:
+        """A stored factor of shape [1]."""
+        return float(self.claims.take(name, (1,)).dequantize(torch.float64))
 
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """Projections and head norms of one attention layer (bias-free; no V norm)."""
+    """Projections and head norms of one attention layer, bias-free."""
 
     q_proj: Any
-    k_proj: Any
-    v_proj: Any
+    k_proj: Any | None  # None, like k_norm, where the layer reads another's keys and values
+    v_proj: Any | None  # None there, and where values are the key projection
     o_proj: Any
     q_norm: Tensor
-    k_norm: Tensor
+    k_norm: Tensor | None
+    v_norm: Tensor | None  # ones, where values are normed
 
     @staticmethod
     def read(
-        reader: WeightReader, prefix: str, spec: LayerSpec, *, hidden_size: int, num_heads: int
+        reader: WeightReader,
+        prefix: str,
+        spec: LayerSpec,
+        *,
+        hidden_size: int,
+        num_heads: int,
+        norms_values: bool = False,
     ) -> AttentionWeights:
-        """Claim `<prefix>.{q,k,v,o}_proj` and `{q,k}_norm`."""
+        """Claim those of `<prefix>.{q,k,v,o}_proj` and `{q,k}_norm` that the layer has."""
         q_size, kv_size = num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        has_keys = spec.cache_source is None
+        has_values = has_keys and not spec.values_are_keys
         return AttentionWeights(
             q_proj=reader.linear(f"{prefix}.q_proj.weight", q_size, hidden_size),
-            k_proj=reader.linear(f"{prefix}.k_proj.weight", kv_size, hidden_size),
-            v_proj=reader.linear(f"{prefix}.v_proj.weight", kv_size, hidden_size),
+            k_proj=reader.linear(f"{prefix}.k_proj.weight", kv_size, hidden_size) if has_keys else None,
+            v_proj=reader.linear(f"{prefix}.v_proj.weight", kv_size, hidden_size) if has_values else None,
             o_proj=reader.linear(f"{prefix}.o_proj.weight", hidden_size, q_size),
             q_norm=reader.norm(f"{prefix}.q_norm.weight", spec.head_dim),
-            k_norm=reader.norm(f"{prefix}.k_norm.weight", spec.head_dim),
+            k_norm=reader.norm(f"{prefix}.k_norm.weight", spec.head_dim) if has_keys else None,
+            v_norm=reader.unit_norm(spec.head_dim) if norms_values else None,
         )
 
     def queries_keys_values(
         self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
     ) -> tuple[Tensor, LayerCache]:
-        """hidden [R, N] -> normed, rotated queries [R, H, D] and keys with plain values, each [R, G, D]."""
-        queries, keys, values = kernels.linears(hidden, (self.q_proj, self.k_proj, self.v_proj))
-        heads = queries.view(len(hidden), -1, self.q_norm.shape[0])
-        queries = kernels.head_norm_rope(heads, self.q_norm, rope.cos, rope.sin, positions, eps=eps)
-        return queries, self._rotated(keys, values, rope, positions, kernels=kernels, eps=eps)
+        """hidden [R, N] -> normed, rotated queries [R, H, D] and keys, and values, each [R, G, D]."""
+        projected_queries, *projected = kernels.linears(hidden, (self.q_proj, *self._kv_proj))
+        queries = self._rotated_queries(projected_queries, rope, positions, kernels=kernels, eps=eps)
+        return queries, self._cached(projected, rope, positions, kernels=kernels, eps=eps)
 
     def keys_values(
         self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
     ) -> LayerCache:
-        """hidden [R, N] -> normed, rotated keys and plain values, each [R, G, D]."""
-        keys, values = kernels.linears(hidden, (self.k_proj, self.v_proj))
-        return self._rotated(keys, values, rope, positions, kernels=kernels, eps=eps)
+        """hidden [R, N] -> normed, rotated keys, and values, each [R, G, D]."""
+        return self._cached(kernels.linears(hidden, self._kv_proj), rope, positions, kernels=kernels, eps=eps)
 
-    def _rotated(
-        self, keys: Tensor, values: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
+    def queries(self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float) -> Tensor:
+        """hidden [R, N] -> normed, rotated queries [R, H, D]."""
+        projected = kernels.linear(hidden, self.q_proj)
+        return self._rotated_queries(projected, rope, positions, kernels=kernels, eps=eps)
+
+    def _rotated_queries(
+        self, projected: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
+    ) -> Tensor:
+        heads = projected.view(len(projected), -1, self.q_norm.shape[0])
+        return kernels.head_norm_rope(heads, self.q_norm, rope.cos, rope.sin, positions, eps=eps)
+
+    @property
+    def _kv_proj(self) -> tuple[Any, ...]:
+        return (self.k_proj,) if self.v_proj is None else (self.k_proj, self.v_proj)
+
+    def _cached(
+        self, projected: list[Tensor], rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
     ) -> LayerCache:
-        shape = (len(keys), -1, self.k_norm.shape[0])
-        rotated = kernels.head_norm_rope(keys.view(shape), self.k_norm, rope.cos, rope.sin, positions, eps=eps)
-        return LayerCache(rotated, values.view(shape))
+        """What `_kv_proj` gave, as a layer keeps it."""
+        assert self.k_norm is not None, "this layer reads another's keys and values"
+        shape = (len(projected[0]), -1, self.k_norm.shape[0])
+        raw_keys, values = projected[0].view(shape), projected[-1].view(shape)
+        keys = kernels.head_norm_rope(raw_keys, self.k_norm, rope.cos, rope.sin, positions, eps=eps)
+        if self.v_norm is not None:
+            values = kernels.rms_norm(values, self.v_norm, eps=eps)
+        return LayerCache(keys, values)
 
     def output(self, attended: Tensor, *, kernels: Kernels, residual: Tensor | None = None) -> Tensor:
         """Attention result [R, H, D] (+ residual) -> [R, N]."""
@@ -108,6 +151,113 @@ class MlpWeights:
         """hidden [R, N] (+ residual) -> [R, N]."""
         gated = kernels.gated_linear(hidden, self.gate_proj, self.up_proj, activation=activation)
         return kernels.linear(gated, self.down_proj, residual=residual)
+
+
+@dataclass(frozen=True)
+class ExpertsWeights:
+    """Router and experts that work beside the dense MLP of a layer (formats.md §1.1, MoE)."""
+
+    num_chosen: int
+    router_norm: Tensor  # router.scale / sqrt(N)
+    router_proj: Any
+    expert_scales: Tensor  # [E]
+    weights: Any
+    input_norm: Tensor
+    dense_norm: Tensor  # over the dense MLP's output
+    output_norm: Tensor  # over the experts' sum
+
+    @staticmethod
+    def read(reader: WeightReader, prefix: str, spec: ExpertsSpec, *, hidden_size: int) -> ExpertsWeights:
+        """Claim `<prefix>.router.*`, `<prefix>.experts.*` and the three norms around them."""
+        size, inner, num = hidden_size, spec.intermediate_size, spec.num_experts
+        gate_up = reader.claims.take(f"{prefix}.experts.gate_up_proj", (num, 2 * inner, size))
+        down = reader.claims.take(f"{prefix}.experts.down_proj", (num, size, inner))
+        return ExpertsWeights(
+            num_chosen=spec.num_chosen,
+            router_norm=reader.vector(f"{prefix}.router.scale", size) * size**-0.5,
+            router_proj=reader.linear(f"{prefix}.router.proj.weight", num, size),
+            expert_scales=reader.vector(f"{prefix}.router.per_expert_scale", num),
+            weights=reader.kernels.pack_experts(gate_up, down),
+            input_norm=reader.norm(f"{prefix}.pre_feedforward_layernorm_2.weight", size),
+            dense_norm=reader.norm(f"{prefix}.post_feedforward_layernorm_1.weight", size),
+            output_norm=reader.norm(f"{prefix}.post_feedforward_layernorm_2.weight", size),
+        )
+
+    def forward(self, hidden: Tensor, dense: Tensor, *, kernels: Kernels, activation: str, eps: float) -> Tensor:
+        """The layer's un-normed hidden [R, N] and its dense MLP's output [R, N] -> both branches, normed and added."""
+        chosen, shares = self.route(hidden, kernels=kernels, eps=eps)
+        normed = kernels.rms_norm(hidden, self.input_norm, eps=eps)
+        summed = kernels.experts(normed, self.weights, chosen, shares, activation=activation)
+        return kernels.rms_norm_add(
+            summed, self.output_norm, kernels.rms_norm(dense, self.dense_norm, eps=eps), eps=eps
+        )
+
+    def route(self, hidden: Tensor, *, kernels: Kernels, eps: float) -> tuple[Tensor, Tensor]:
+        """hidden [R, N] -> the experts of each row, int64 [R, K], and their shares [R, K].
+
+        A softmax over the chosen scores is the softmax over all of them, renormalised.
+        """
+        scores = kernels.logits(kernels.rms_norm(hidden, self.router_norm, eps=eps), self.router_proj)
+        best = scores.topk(self.num_chosen, dim=-1)
+        return best.indices, best.values.softmax(dim=-1) * self.expert_scales[best.indices]
+
+
+@dataclass(frozen=True)
+class PerLayerEmbedding:
+    """The second embedding table and what mixes it with the first (formats.md §1.1, per-layer embeddings)."""
+
+    size: int
+    table: Any  # [V, L * P]
+    table_scale: float
+    projection: Any  # [L * P, N]
+    norm: Tensor
+
+    @staticmethod
+    def read(
+        reader: WeightReader, prefix: str, spec: PerLayerSpec, *, hidden_size: int, num_layers: int
+    ) -> PerLayerEmbedding:
+        """Claim `<prefix>.embed_tokens_per_layer` and `<prefix>.per_layer_*`."""
+        width = num_layers * spec.size
+        return PerLayerEmbedding(
+            size=spec.size,
+            table=reader.linear(f"{prefix}.embed_tokens_per_layer.weight", spec.vocab_size, width),
+            table_scale=torch.tensor(spec.size**0.5, dtype=reader.dtype).item(),
+            projection=reader.linear(f"{prefix}.per_layer_model_projection.weight", width, hidden_size),
+            norm=reader.norm(f"{prefix}.per_layer_projection_norm.weight", spec.size),
+        )
+
+    def forward(self, token_ids: Tensor, embedded: Tensor, *, kernels: Kernels, eps: float) -> Tensor:
+        """Token ids int64 [R] and their scaled embeddings [R, N] -> the layers' inputs, [L, R, P]."""
+        shape = (len(token_ids), -1, self.size)
+        looked_up = (kernels.embed(token_ids, self.table) * self.table_scale).view(shape)
+        projected = (kernels.linear(embedded, self.projection) * embedded.shape[1] ** -0.5).view(shape)
+        mixed = (kernels.rms_norm(projected, self.norm, eps=eps) + looked_up) * 2**-0.5
+        return mixed.transpose(0, 1).contiguous()
+
+
+@dataclass(frozen=True)
+class PerLayerWeights:
+    """What one layer does with its own input: residual + norm(projection(activation(gate x) * input))."""
+
+    gate: Any
+    projection: Any
+    norm: Tensor
+
+    @staticmethod
+    def read(reader: WeightReader, prefix: str, spec: PerLayerSpec, *, hidden_size: int) -> PerLayerWeights:
+        """Claim `<prefix>.per_layer_input_gate`, `per_layer_projection` and `post_per_layer_input_norm`."""
+        return PerLayerWeights(
+            gate=reader.linear(f"{prefix}.per_layer_input_gate.weight", spec.size, hidden_size),
+            projection=reader.linear(f"{prefix}.per_layer_projection.weight", hidden_size, spec.size),
+            norm=reader.norm(f"{prefix}.post_per_layer_input_norm.weight", hidden_size),
+        )
+
+    def forward(
+        self, hidden: Tensor, own_input: Tensor, *, kernels: Kernels, activation: str, eps: float, scale: float
+    ) -> Tensor:
+        """hidden [R, N] and the layer's input [R, P] -> the layer's output [R, N], times `scale`."""
+        gated = kernels.gated(kernels.linear(hidden, self.gate), own_input, activation=activation)
+        return kernels.rms_norm_add(kernels.linear(gated, self.projection), self.norm, hidden, eps=eps, scale=scale)
 
 
 def soft_cap(logits: Tensor, cap: float | None) -> Tensor:

@@ -13,10 +13,17 @@ from outrider.kernels.ops import Kernels
 from outrider.models.config import DrafterConfig, TargetConfig, check_drafter, dflash_config, gemma3_config
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.gemma import GemmaTarget
+from outrider.models.gemma4_config import gemma4_config, gemma4_multimodal_config, gemma4_unified_config
 from outrider.weights.fields import Fields
 from outrider.weights.loader import Checkpoint, load_safetensors_dir
 
-TARGETS: dict[str, Callable[..., TargetConfig]] = {"gemma3_text": gemma3_config}
+TARGETS: dict[str, Callable[..., TargetConfig]] = {
+    "gemma3_text": gemma3_config,
+    "gemma4_text": gemma4_config,
+    "gemma4_unified_text": gemma4_unified_config,
+    "gemma4": gemma4_multimodal_config,
+    "gemma4_unified": gemma4_multimodal_config,
+}
 DRAFTERS: dict[str, Callable[..., DrafterConfig]] = {"DFlashDraftModel": dflash_config}
 
 
