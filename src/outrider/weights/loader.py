@@ -19,8 +19,9 @@ from outrider.weights.safetensors_dir import load_safetensors_dir, read_config, 
 
 __all__ = ["Checkpoint", "TensorClaims", "load_checkpoint", "load_safetensors_dir"]
 
-# What a stored norm weight lacks to be the factor: Hugging Face Gemma 3 multiplies by (1 + weight).
-_NORM_OFFSETS = {"gemma3_text": 1.0}
+# What a stored norm weight lacks to be the factor: Hugging Face Gemma 3 multiplies by (1 + weight), Gemma 4 by weight.
+_GEMMA4_TYPES = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
+_NORM_OFFSETS = {"gemma3_text": 1.0, **dict.fromkeys(_GEMMA4_TYPES, 0.0)}
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Checkpoint:
     """A target's weights and the facts that its format declares. Tensors lie in mapped files, on the CPU."""
 
     config: dict[str, Any]
-    """Hugging Face style, `model_type` gemma3_text."""
+    """Hugging Face style, with the `model_type` the registry knows it by."""
     tensors: dict[str, PackedWeight]
     """By Hugging Face name."""
     norm_offset: float
