@@ -32,13 +32,15 @@ def make_batch(*params: SamplingParams, lengths: tuple[int, ...]) -> CycleBatch:
         host_lengths=lengths,
         params=params,
         noise_seeds=tuple(range(count)),
+        adjustments=(None,) * count,
+        outputs=((),) * count,
     )
 
 
 def judge(batch: CycleBatch, draft: DraftBlock, logits: Tensor, row_index: Tensor) -> tuple[Verdict, Tensor]:
     """`accept` with given logits [R, V]: the hidden state of a row is its number."""
     rows = torch.arange(len(logits), dtype=torch.float64)[:, None]
-    return accept(batch, draft, TableTarget(logits), rows, row_index)  # type: ignore[arg-type]
+    return accept(batch, draft, TableTarget(logits), rows, row_index)[:2]  # type: ignore[arg-type]
 
 
 def random_drafts(batch: CycleBatch, draft_length: int, generator: torch.Generator) -> Tensor:
@@ -152,8 +154,8 @@ def test_anchor_and_accepted_drafts_are_committed_and_spare_rows_are_not() -> No
     proposer = ScriptedProposer([text[:3], text], script=(2,), vocab_size=5)
     batch = replace(make_batch(GREEDY, lengths=(4,)), seats=torch.tensor([1]), anchor_token_ids=torch.tensor([3]))
     result = run_cycle(batch, target=TableTarget(table), caches=(), proposer=proposer, rows_per_pass=8)  # type: ignore[arg-type]
-    assert result.verdict.num_accepted_tokens.tolist() == [2]
-    assert result.verdict.target_token_ids.tolist() == [1]
+    assert result.judged.verdict.num_accepted_tokens.tolist() == [2]
+    assert result.judged.verdict.target_token_ids.tolist() == [1]
     (commit,) = proposer.commits
     assert (commit.seats, commit.positions) == ([1, 1, 1], [3, 4, 5])
     assert commit.taps.flatten().tolist() == [3.0, 4.0, 0.0]
