@@ -1,6 +1,6 @@
 """T-005: row i of a verify pass is penalised for the drafts before it too, as plain decoding would penalise it.
 
-Seen red: history frozen for a block; no adjustment of drafted rows; draft i itself in the history of row i.
+Seen red: another request's adjustments or history; history frozen for a block; no adjustment of drafted rows; draft i itself in the history of row i.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from tests.scripted import ScriptedProposer, TableTarget, make_test_engine, run_
 
 LOGITS = torch.tensor([3.0, 2.5, 0.0], dtype=torch.float64)
 RIGHT = [0, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0]
+FREQUENCY = SamplingParams(frequency_penalty=0.4, max_tokens=12)
 SCRIPTS = {"all-full": (), "all-0": (0,), "mixed": (3, 0, 2, 4, 1)}
 
 
@@ -26,10 +27,9 @@ def drafting(texts: list[list[int]], script: tuple[int, ...]) -> ScriptedPropose
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 def test_t005_frequency_penalty_counts_drafts_before_the_row(script: tuple[int, ...]) -> None:
-    params = SamplingParams(frequency_penalty=0.4, max_tokens=12)
     engine = make_test_engine(make_target(), drafting([[2, *RIGHT]], script))
-    assert run_requests(engine, ([2], params)) == [RIGHT]
-    assert run_requests(make_test_engine(make_target()), ([2], params)) == [RIGHT]
+    assert run_requests(engine, ([2], FREQUENCY)) == [RIGHT]
+    assert run_requests(make_test_engine(make_target()), ([2], FREQUENCY)) == [RIGHT]
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
@@ -43,13 +43,13 @@ def test_t005_frequency_penalty_counts_drafts_before_the_row(script: tuple[int, 
     ],
     ids=["presence", "repetition", "all", "seeded"],
 )
-def test_t005_others_equal_plain_decoding_also_beside_an_unpenalised_request(
+def test_t005_others_equal_plain_decoding_also_beside_other_requests(
     params: SamplingParams, script: tuple[int, ...]
 ) -> None:
     (plain,) = run_requests(make_test_engine(make_target()), ([2], params))
     assert len(set(plain)) > 1
-    free = SamplingParams(max_tokens=12)
-    for order in ((params, free), (free, params)):
-        texts = [plain if each is params else [0] * 12 for each in order]
+    wanted = {params: plain, SamplingParams(max_tokens=12): [0] * 12, FREQUENCY: RIGHT}
+    for order in (tuple(wanted), tuple(reversed(wanted))):
+        texts = [wanted[each] for each in order]
         engine = make_test_engine(make_target(), drafting([[2, *text] for text in texts], script))
         assert run_requests(engine, *(([2], each) for each in order)) == texts

@@ -86,6 +86,13 @@ def test_three_tokens_follow_the_exact_distribution(name: str, seeded: bool) -> 
     assert_chi_square(map(tuple, sequences), sequence_probs(TABLE, 0, 3))
 
 
+@pytest.mark.parametrize("name", ["random", "unlikely", "sampled"])
+def test_three_tokens_follow_the_exact_distribution_by_block_verification(name: str) -> None:
+    engine = make_test_engine(TableTarget(TABLE), PROPOSERS[name](), max_seats=NUM_REQUESTS, seed=1, acceptance="block")
+    sequences = run_requests(engine, *[([0], replace(SAMPLED, max_tokens=3))] * NUM_REQUESTS)
+    assert_chi_square(map(tuple, sequences), sequence_probs(TABLE, 0, 3))
+
+
 @pytest.mark.parametrize("name", PROPOSERS)
 def test_every_token_follows_the_target_whatever_is_drafted(name: str) -> None:
     target = TableTarget.constant([0.25, 0.45, 0.30])

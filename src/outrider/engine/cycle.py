@@ -13,7 +13,7 @@ from outrider.engine.adjustments import adjusted_rows
 from outrider.engine.batch import CycleBatch, pack_rows
 from outrider.engine.logprobs import raw_logprobs
 from outrider.engine.proposer import Proposer
-from outrider.engine.rejection import DraftBlock, Verdict, accept_matching, accept_one_by_rejection, point_mass_block
+from outrider.engine.rejection import ACCEPTANCE_RULES, DraftBlock, Verdict, accept_matching, point_mass_block
 from outrider.engine.sampling import NoisePurpose, draw, filtered_probs, gumbel_noise, gumbel_noise_of, uniforms
 from outrider.models.attention import LayerCaches
 from outrider.models.gemma import GemmaTarget
@@ -42,6 +42,7 @@ def run_cycle(
     caches: LayerCaches,
     proposer: Proposer | None,
     rows_per_pass: int | None,
+    acceptance: str = "rejection",
 ) -> CycleResult:
     """Advance every request of the batch by its accepted drafts and one token of the target's own."""
     draft_length = max(batch.host_lengths)
@@ -53,7 +54,7 @@ def run_cycle(
     packed = pack_rows(batch, draft.token_ids, rows_per_pass=rows_per_pass)
     output = target.forward(packed.rows, caches, tap_layers=proposer.tap_layers if proposer else ())
 
-    judged = accept(batch, draft, target, output.hidden, packed.row_index)
+    judged = accept(batch, draft, target, output.hidden, packed.row_index, acceptance=acceptance)
 
     if proposer is not None and output.taps is not None:
         became_text = packed.slots <= judged.verdict.num_accepted_tokens[packed.owners]
@@ -61,7 +62,15 @@ def run_cycle(
     return CycleResult(draft, judged)
 
 
-def accept(batch: CycleBatch, draft: DraftBlock, target: GemmaTarget, hidden: Tensor, row_index: Tensor) -> Judged:
+def accept(
+    batch: CycleBatch,
+    draft: DraftBlock,
+    target: GemmaTarget,
+    hidden: Tensor,
+    row_index: Tensor,
+    *,
+    acceptance: str = "rejection",
+) -> Judged:
     """Judge drafts by the target's last hidden states [R, N], each request by its own rule.
 
     row_index int64 [Q, K + 1] finds a request's rows. Plain greedy requests alone need no logits, only the best ids.
@@ -84,7 +93,7 @@ def accept(batch: CycleBatch, draft: DraftBlock, target: GemmaTarget, hidden: Te
     verdict = accept_matching(draft.token_ids, chosen, batch.draft_lengths)
     for request, params in enumerate(batch.params):
         if not params.is_greedy and params.seed is None:
-            num_accepted, token_id = reject_or_keep(batch, request, draft, rows[request])
+            num_accepted, token_id = reject_or_keep(batch, request, draft, rows[request], acceptance)
             verdict.num_accepted_tokens[request], verdict.target_token_ids[request] = num_accepted, token_id
     logprobs = [emitted_logprobs(batch, request, draft, verdict, raw) for request, raw in enumerate(raw_rows)]
     return Judged(verdict, is_finite, logprobs)
@@ -127,11 +136,13 @@ def match_choices(batch: CycleBatch, request: int, rows: list[Tensor]) -> Tensor
     return torch.stack(choices)
 
 
-def reject_or_keep(batch: CycleBatch, request: int, draft: DraftBlock, rows: list[Tensor]) -> tuple[int, Tensor]:
-    """Rejection sampling for one request with K + 1 rows [V]: (num_accepted, target token int64 scalar)."""
+def reject_or_keep(
+    batch: CycleBatch, request: int, draft: DraftBlock, rows: list[Tensor], acceptance: str
+) -> tuple[int, Tensor]:
+    """The named rule for one sampled request with K + 1 rows [V]: (num_accepted, target token int64 scalar)."""
     params, device = batch.params[request], rows[0].device
     seed, anchor, num_drafts = batch.noise_seeds[request], batch.host_positions[request], batch.host_lengths[request]
-    num_accepted, left = accept_one_by_rejection(
+    num_accepted, left = ACCEPTANCE_RULES[acceptance](
         DraftBlock(*(part[request : request + 1, :num_drafts] for part in draft)),
         lambda slot: filtered_probs(rows[slot], params),
         uniforms(seed, anchor, num_drafts, NoisePurpose.ACCEPT, device=device),

@@ -15,7 +15,7 @@ from outrider.engine.adjustments import make_adjustments
 from outrider.engine.batch import CycleBatch
 from outrider.engine.cycle import CycleResult, accept, run_cycle
 from outrider.engine.proposer import Proposer
-from outrider.engine.rejection import point_mass_block
+from outrider.engine.rejection import ACCEPTANCE_RULES, point_mass_block
 from outrider.engine.state import RequestState
 from outrider.errors import ConfigError, RequestError
 from outrider.models.attention import LayerCaches, Rows
@@ -39,6 +39,8 @@ class EngineConfig:
     """Prompt tokens a pass."""
     rows_per_pass: int | None = None
     """Pad every pass to this many rows, so that a row is always computed in the same shape (CUDA, design §4.2)."""
+    acceptance: str = "rejection"
+    """Rule for drafts of sampled requests without a seed: "rejection", or "block" (block verification)."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that no request fits in."""
@@ -51,6 +53,8 @@ class EngineConfig:
             raise ConfigError(f"{name}={value!r} is not a whole number of at least {low}{none}.")
         if type(self.seed) is not int:
             raise ConfigError(f"seed={self.seed!r} is not a whole number.")
+        if self.acceptance not in ACCEPTANCE_RULES:
+            raise ConfigError(f"acceptance={self.acceptance!r} is not known. Use one of {', '.join(ACCEPTANCE_RULES)}.")
 
     @property
     def max_rows(self) -> int:
@@ -230,6 +234,7 @@ class Engine:
             caches=self.caches,
             proposer=self.proposer,
             rows_per_pass=self.config.rows_per_pass,
+            acceptance=self.config.acceptance,
         )
         return self._emit(batch, result)
 
