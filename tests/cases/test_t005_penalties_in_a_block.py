@@ -1,6 +1,7 @@
 """T-005: row i of a verify pass is penalised for the drafts before it too, as plain decoding would penalise it.
 
-Seen red: another request's adjustments or history; history frozen for a block; no adjustment of drafted rows; draft i itself in the history of row i.
+Seen red: another request's adjustments or history; history frozen for a block; drafted rows left as they are; draft i
+itself in the history of row i.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """T-009: extreme but legal settings give what plain decoding gives, and illegal ones are refused by name.
 
-Seen red: greedy only at temperature 0 exactly, so that 1e-6 divides; the repetition penalty multiplied into positive
-logits; min_p left out of the drafted path.
+Seen red: greedy only at temperature 0 exactly, so that logits overflow; repetition_penalty 0 let in; min_p left out.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ DRAFTED = torch.tensor([0.1, 0.1, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1], dtype=torch.flo
 NUM_DRAWS = 1500
 CERTAIN: list[dict[str, Any]] = [
     {"temperature": 1e-6},
+    {"temperature": 1e-320},  # logits divided by it are infinite
     {"temperature": 1e-4},
     {"temperature": 0.0, "top_p": 0.9},
     {"temperature": 1.0, "top_k": 1},

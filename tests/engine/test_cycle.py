@@ -93,6 +93,19 @@ def test_three_tokens_follow_the_exact_distribution_by_block_verification(name: 
     assert_chi_square(map(tuple, sequences), sequence_probs(TABLE, 0, 3))
 
 
+def test_an_engine_told_so_keeps_more_by_block_verification() -> None:
+    num_accepted = {}
+    for acceptance in ("rejection", "block"):
+        proposer = FixedProposer(torch.tensor([2.0, 1.0], dtype=torch.float64) / 3, max_draft_length=2)
+        target = TableTarget.constant([1 / 3, 2 / 3])
+        engine = make_test_engine(target, proposer, context_length=1024, seed=2, acceptance=acceptance)
+        request = engine.add([0], SAMPLED)
+        while engine.has_work:
+            engine.step()
+        num_accepted[acceptance] = request.acceptance.num_accepted_tokens
+    assert num_accepted["block"] > num_accepted["rejection"]
+
+
 @pytest.mark.parametrize("name", PROPOSERS)
 def test_every_token_follows_the_target_whatever_is_drafted(name: str) -> None:
     target = TableTarget.constant([0.25, 0.45, 0.30])

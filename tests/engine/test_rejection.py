@@ -254,3 +254,16 @@ def test_a_block_without_drafts_leaves_the_target_alone() -> None:
     nothing = point_mass_block(torch.zeros(1, 0, dtype=torch.int64), torch.float64)
     num_accepted, left = accept_one_by_block(nothing, lambda slot: TARGET, torch.zeros(0, dtype=torch.float64))
     assert (num_accepted, left.tolist()) == (0, TARGET.tolist())
+
+
+@pytest.mark.parametrize(
+    ("uniform", "num_accepted", "left"), [(0.37, 1, [0.0, 0.05, 0.25]), (0.38, 0, [0.0, 0.3, 0.0])]
+)
+def test_a_block_by_hand(uniform: float, num_accepted: int, left: list[float]) -> None:
+    """Draft 0 has weight .3 / .6; it leaves .3 of the row after it, so it is kept with chance .3 / (.3 + .5)."""
+    rows = torch.tensor([[0.3, 0.7, 0.0], [0.0, 0.3, 0.7]], dtype=torch.float64)
+    candidate_probs = torch.tensor([[[0.6, 0.4, 0.0], [0.8, 0.1, 0.1]]], dtype=torch.float64)
+    block = DraftBlock(torch.tensor([[0, 0]]), torch.arange(3).expand(1, 2, 3), candidate_probs)
+    kept, probs = accept_one_by_block(block, rows.__getitem__, torch.tensor([uniform, 0.0], dtype=torch.float64))
+    assert kept == num_accepted
+    torch.testing.assert_close(probs.tolist(), left)

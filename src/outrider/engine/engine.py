@@ -53,7 +53,7 @@ class EngineConfig:
             raise ConfigError(f"{name}={value!r} is not a whole number of at least {low}{none}.")
         if type(self.seed) is not int:
             raise ConfigError(f"seed={self.seed!r} is not a whole number.")
-        if self.acceptance not in ACCEPTANCE_RULES:
+        if self.acceptance not in tuple(ACCEPTANCE_RULES):
             raise ConfigError(f"acceptance={self.acceptance!r} is not known. Use one of {', '.join(ACCEPTANCE_RULES)}.")
 
     @property
