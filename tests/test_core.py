@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.core import GREEDY_TEMPERATURE, MAX_STOP_STRINGS, AcceptanceStats, SamplingParams
+from outrider.core import GREEDY_TEMPERATURE, MAX_LOGPROBS, MAX_STOP_STRINGS, AcceptanceStats, SamplingParams
 from outrider.errors import RequestError
 
 
@@ -26,6 +26,9 @@ def test_defaults_are_greedy_and_unlimited() -> None:
         {"temperature": 2.0, "top_p": 1e-6, "top_k": 262_144, "seed": -1},
         {"max_tokens": 1, "num_speculative_tokens": 0, "seed": 2**63 - 1},
         {"stop_strings": ["\n\n"], "stop_token_ids": [0, 106]},
+        {"allowed_token_ids": [0, 3], "bad_words": ["a b"], "min_tokens": 2, "max_tokens": 2, "logprobs": 0},
+        {"logit_bias": {0: -100, 5: 100.0}, "presence_penalty": -2.0, "frequency_penalty": 2, "logprobs": MAX_LOGPROBS},
+        {"repetition_penalty": 0.01},
     ],
 )
 def test_values_that_mean_something_are_taken(values: dict[str, Any]) -> None:
@@ -59,6 +62,26 @@ def test_values_that_mean_something_are_taken(values: dict[str, Any]) -> None:
         ("stop_strings", 5),
         ("stop_token_ids", None),
         ("stop_token_ids", 5),
+        ("bad_words", "one word"),
+        ("bad_words", (" ",)),
+        ("bad_words", ([2, 2],)),
+        ("allowed_token_ids", ()),
+        ("allowed_token_ids", (-1,)),
+        ("allowed_token_ids", 5),
+        ("min_tokens", -1),
+        ("min_tokens", 1.5),
+        ("logit_bias", {-1: 0.0}),
+        ("logit_bias", {"5": 0.0}),
+        ("logit_bias", {5: 100.5}),
+        ("logit_bias", {5: math.nan}),
+        ("logit_bias", [(5, 1.0)]),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.inf),
+        ("logprobs", -1),
+        ("logprobs", MAX_LOGPROBS + 1),
+        ("logprobs", True),
     ],
 )
 def test_silly_values_are_refused_by_name(name: str, value: object) -> None:
@@ -73,6 +96,20 @@ def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
 
 def test_lists_of_stops_become_tuples() -> None:
     assert SamplingParams(stop_strings=["a", "b"]).stop_strings == ("a", "b")  # type: ignore[arg-type]
+
+
+def test_more_tokens_at_least_than_at_most_are_refused() -> None:
+    with pytest.raises(RequestError, match="min_tokens=3 is more than max_tokens=2"):
+        SamplingParams(min_tokens=3, max_tokens=2)
+
+
+def test_params_keep_a_copy_of_the_bias_and_can_be_hashed() -> None:
+    bias = {5: 1.0}
+    params = SamplingParams(logit_bias=bias)
+    bias[6] = 2.0
+    assert params.logit_bias == {5: 1.0}
+    assert hash(params) == hash(replace(params))
+    assert params != SamplingParams()
 
 
 def test_acceptance_counts_add_up() -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.backends.local import LLM, load
-    from outrider.core import AcceptanceStats, Chunk, Generation, SamplingParams
+    from outrider.core import AcceptanceStats, Chunk, Generation, SamplingParams, TokenLogprobs
     from outrider.engine.engine import EngineConfig
 
-__all__ = ["LLM", "AcceptanceStats", "Chunk", "EngineConfig", "Generation", "SamplingParams", "load"]
+__all__ = ["LLM", "AcceptanceStats", "Chunk", "EngineConfig", "Generation", "SamplingParams", "TokenLogprobs", "load"]
 
 _HOMES = {
     "LLM": "outrider.backends.local",
@@ -22,6 +22,7 @@ _HOMES = {
     "Chunk": "outrider.core",
     "Generation": "outrider.core",
     "SamplingParams": "outrider.core",
+    "TokenLogprobs": "outrider.core",
 }
 
 

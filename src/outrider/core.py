@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.errors import RequestError
 
 MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20  # as OpenAI's top_logprobs
+MAX_LOGIT_BIAS = 100.0
 GREEDY_TEMPERATURE = 1e-5  # at or below, a request is greedy; dividing logits by less overflows float32
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How one request is decoded. Names as in the OpenAI and vLLM APIs."""
+    """How one request is decoded. Names as in the OpenAI and vLLM APIs.
+
+    From allowed_token_ids to repetition_penalty the fields change the target's logits before temperature and filters,
+    in the order of `engine/adjustments.py`; "generated" is the answer so far, without the prompt.
+    """
 
     max_tokens: int | None = None
     """Most tokens to emit; None means up to the context limit."""
@@ -36,11 +42,30 @@ class SamplingParams:
     """Decode past the model's own end tokens."""
     num_speculative_tokens: int | None = None
     """Draft length for this request; None takes the engine's, 0 decodes plainly."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Only these tokens may be written, end tokens included; None allows all."""
+    bad_words: tuple[str, ...] = ()
+    """Never written, as the tokenizer spells them with and without a space before; other spellings are not looked for.
+    A word may begin in the prompt unnoticed."""
+    min_tokens: int = 0
+    """So many tokens are generated before an end or stop token may be; stop strings are not looked for in those."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Added to the logits of these token ids, -100 to 100."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token generated before."""
+    frequency_penalty: float = 0.0
+    """Taken off a token's logit once for each time it was generated before."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens in prompt or answer are divided by it where positive, multiplied where negative; 1 is none."""
+    logprobs: int | None = None
+    """Report the chosen token's raw log-probability and that of so many likeliest tokens; None reports nothing."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot mean anything, naming the field."""
-        for name in ("stop_strings", "stop_token_ids"):
+        for name in ("stop_strings", "stop_token_ids", "bad_words", "allowed_token_ids"):
             value = getattr(self, name)
+            if name == "allowed_token_ids" and value is None:
+                continue
             if isinstance(value, str) or not isinstance(value, Sequence):
                 raise RequestError(f"{name}={value!r} is not a list. Give a list, empty for none.")
             object.__setattr__(self, name, tuple(value))
@@ -60,6 +85,32 @@ class SamplingParams:
             raise RequestError("stop_strings holds an entry that is empty or not a string; remove it.")
         for token_id in self.stop_token_ids:
             _check_integer("stop_token_ids", token_id, low=0)
+        self._check_adjustments()
+
+    def _check_adjustments(self) -> None:
+        for name, low, high in (
+            ("presence_penalty", -2.0, 2.0),
+            ("frequency_penalty", -2.0, 2.0),
+            ("repetition_penalty", 0.01, 100.0),
+        ):
+            _check_number(name, getattr(self, name), low=low, high=high)
+        _check_integer("min_tokens", self.min_tokens, low=0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}. Lower it.")
+        if self.logprobs is not None:
+            _check_integer("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids is empty, so that nothing may be written. Give None to allow all.")
+        for token_id in self.allowed_token_ids or ():
+            _check_integer("allowed_token_ids", token_id, low=0)
+        if any(not isinstance(text, str) or not text.strip() for text in self.bad_words):
+            raise RequestError("bad_words holds an entry that is blank or not a string; remove it.")
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError(f"logit_bias={self.logit_bias!r} does not map token ids to numbers.")
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        for token_id, bias in self.logit_bias.items():
+            _check_integer("a token id of logit_bias", token_id, low=0)
+            _check_number(f"logit_bias of token {token_id}", bias, low=-MAX_LOGIT_BIAS, high=MAX_LOGIT_BIAS)
 
     @property
     def is_greedy(self) -> bool:
@@ -98,6 +149,16 @@ class AcceptanceStats:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """One emitted token in the target's own distribution: raw, before adjustments, temperature and filters."""
+
+    token_id: int
+    raw_logprob: float
+    top: tuple[tuple[int, float], ...]
+    """The likeliest token ids with their raw log-probabilities, best first; the emitted one need not be among them."""
+
+
+@dataclass(frozen=True)
 class Chunk:
     """What one cycle (or prefill) added to one request."""
 
@@ -110,6 +171,8 @@ class Chunk:
     """None while running; then 'stop', 'length' or 'error'."""
     num_draft_tokens: int = 0
     """Drafts verified in the cycle; 0 for the first token and for plain decoding."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of `token_ids` if the request asked for them."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +188,8 @@ class Generation:
     """Seconds from start to the first token of this request's batch."""
     decode_s: float
     """Seconds from the first token to the last."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of `token_ids` if the request asked for them."""
 
 
 Prompt = str | Sequence[int]

@@ -50,6 +50,8 @@ def one_request(anchor_token_id: int, anchor_position: int, draft_length: int) -
         host_lengths=(draft_length,),
         params=(SamplingParams(),),
         noise_seeds=(0,),
+        adjustments=(None,),
+        outputs=((),),
     )
 
 

@@ -44,6 +44,8 @@ def propose(params: SamplingParams, *, num_requests: int, num_drafts: int) -> Dr
         host_lengths=(num_drafts,) * num_requests,
         params=(params,) * num_requests,
         noise_seeds=positions,
+        adjustments=(None,) * num_requests,
+        outputs=((),) * num_requests,
     )
     return DFlashProposer(drafter, ()).propose(batch, num_drafts)
 

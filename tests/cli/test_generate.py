@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from outrider.benchmarking.workloads import GOLDEN
 from outrider.cli.main import app
 from outrider.core import SamplingParams
+from outrider.errors import RequestError
 from tests.embedded import embedded_llm, plain_llm
 
 FIXTURE = json.loads((Path(__file__).parents[1] / "golden" / "generate.json").read_text(encoding="utf-8"))
@@ -49,3 +50,49 @@ def test_command_streams_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = CliRunner().invoke(app, ["generate", case["prompt"], "--max-tokens", "16"])
     expected = plain_llm().generate([case["prompt"]], SamplingParams(max_tokens=16))[0].text
     assert shown.stdout == expected + "\n"
+
+
+def test_command_takes_penalties_bias_and_bans(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[SamplingParams] = []
+
+    class Recorder:
+        def stream(self, prompt: str, params: SamplingParams) -> list[Any]:
+            seen.append(params)
+            return []
+
+    monkeypatch.setattr("outrider.load", lambda *_, **__: Recorder(), raising=False)
+    options = "--min-tokens 3 --presence-penalty 0.5 --frequency-penalty -0.25 --repetition-penalty 1.2"
+    lists = "--logit-bias 506=-100 --logit-bias 7=2.5 --bad-word the --bad-word of"
+    shown = CliRunner().invoke(app, ["generate", "a", *options.split(), *lists.split()])
+    assert shown.exit_code == 0, shown.output
+    assert seen == [
+        SamplingParams(
+            max_tokens=128,
+            min_tokens=3,
+            presence_penalty=0.5,
+            frequency_penalty=-0.25,
+            repetition_penalty=1.2,
+            logit_bias={506: -100.0, 7: 2.5},
+            bad_words=("the", "of"),
+        )
+    ]
+
+
+@pytest.mark.parametrize("text", ["506", "a=1", "5=x", "=", "5=1000"])
+def test_a_bias_that_cannot_be_read_is_refused(text: str) -> None:
+    shown = CliRunner().invoke(app, ["generate", "a", "--logit-bias", text])
+    assert shown.exit_code != 0
+    assert isinstance(shown.exception, (RequestError, SystemExit))
+
+
+def test_penalised_text_is_the_same_with_and_without_the_drafter() -> None:
+    params = SamplingParams(
+        max_tokens=24, frequency_penalty=0.3, repetition_penalty=1.1, bad_words=("the",), min_tokens=24, logprobs=2
+    )
+    prompts = [FIXTURE["cases"][0]["prompt"]]
+    (plain,), (drafted,) = plain_llm().generate(prompts, params), embedded_llm().generate(prompts, params)
+    assert plain.token_ids == drafted.token_ids
+    assert plain.logprobs == drafted.logprobs
+    assert len(plain.logprobs) == len(plain.token_ids) == 24
+    assert "the" not in plain.text.split()
+    assert drafted.acceptance.num_accepted_tokens > 0

@@ -32,13 +32,15 @@ def make_batch(*params: SamplingParams, lengths: tuple[int, ...]) -> CycleBatch:
         host_lengths=lengths,
         params=params,
         noise_seeds=tuple(range(count)),
+        adjustments=(None,) * count,
+        outputs=((),) * count,
     )
 
 
 def judge(batch: CycleBatch, draft: DraftBlock, logits: Tensor, row_index: Tensor) -> tuple[Verdict, Tensor]:
     """`accept` with given logits [R, V]: the hidden state of a row is its number."""
     rows = torch.arange(len(logits), dtype=torch.float64)[:, None]
-    return accept(batch, draft, TableTarget(logits), rows, row_index)  # type: ignore[arg-type]
+    return accept(batch, draft, TableTarget(logits), rows, row_index)[:2]  # type: ignore[arg-type]
 
 
 def random_drafts(batch: CycleBatch, draft_length: int, generator: torch.Generator) -> Tensor:
@@ -82,6 +84,26 @@ def test_three_tokens_follow_the_exact_distribution(name: str, seeded: bool) -> 
     params = [replace(SAMPLED, max_tokens=3, seed=i if seeded else None) for i in range(NUM_REQUESTS)]
     sequences = run_requests(engine, *(([0], each) for each in params))
     assert_chi_square(map(tuple, sequences), sequence_probs(TABLE, 0, 3))
+
+
+@pytest.mark.parametrize("name", ["random", "unlikely", "sampled"])
+def test_three_tokens_follow_the_exact_distribution_by_block_verification(name: str) -> None:
+    engine = make_test_engine(TableTarget(TABLE), PROPOSERS[name](), max_seats=NUM_REQUESTS, seed=1, acceptance="block")
+    sequences = run_requests(engine, *[([0], replace(SAMPLED, max_tokens=3))] * NUM_REQUESTS)
+    assert_chi_square(map(tuple, sequences), sequence_probs(TABLE, 0, 3))
+
+
+def test_an_engine_told_so_keeps_more_by_block_verification() -> None:
+    num_accepted = {}
+    for acceptance in ("rejection", "block"):
+        proposer = FixedProposer(torch.tensor([2.0, 1.0], dtype=torch.float64) / 3, max_draft_length=2)
+        target = TableTarget.constant([1 / 3, 2 / 3])
+        engine = make_test_engine(target, proposer, context_length=1024, seed=2, acceptance=acceptance)
+        request = engine.add([0], SAMPLED)
+        while engine.has_work:
+            engine.step()
+        num_accepted[acceptance] = request.acceptance.num_accepted_tokens
+    assert num_accepted["block"] > num_accepted["rejection"]
 
 
 @pytest.mark.parametrize("name", PROPOSERS)
@@ -152,8 +174,8 @@ def test_anchor_and_accepted_drafts_are_committed_and_spare_rows_are_not() -> No
     proposer = ScriptedProposer([text[:3], text], script=(2,), vocab_size=5)
     batch = replace(make_batch(GREEDY, lengths=(4,)), seats=torch.tensor([1]), anchor_token_ids=torch.tensor([3]))
     result = run_cycle(batch, target=TableTarget(table), caches=(), proposer=proposer, rows_per_pass=8)  # type: ignore[arg-type]
-    assert result.verdict.num_accepted_tokens.tolist() == [2]
-    assert result.verdict.target_token_ids.tolist() == [1]
+    assert result.judged.verdict.num_accepted_tokens.tolist() == [2]
+    assert result.judged.verdict.target_token_ids.tolist() == [1]
     (commit,) = proposer.commits
     assert (commit.seats, commit.positions) == ([1, 1, 1], [3, 4, 5])
     assert commit.taps.flatten().tolist() == [3.0, 4.0, 0.0]

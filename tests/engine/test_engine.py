@@ -237,6 +237,9 @@ def test_engines_that_cannot_work_are_refused(settings: dict[str, int], match: s
         {"num_speculative_tokens": 1.5},
         {"num_speculative_tokens": True},
         {"seed": "a"},
+        {"acceptance": "typical"},
+        {"acceptance": None},
+        {"acceptance": ["block"]},
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:

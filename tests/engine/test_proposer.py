@@ -41,6 +41,8 @@ def make_batch(*params: SamplingParams, noise_seed: int = 11) -> CycleBatch:
         host_lengths=(4,) * count,
         params=params,
         noise_seeds=tuple(noise_seed if each.seed is None else each.seed for each in params),
+        adjustments=(None,) * count,
+        outputs=((),) * count,
     )
 
 

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from outrider.engine.rejection import (
+    ACCEPTANCE_RULES,
     DraftBlock,
     accept_by_rejection,
     accept_matching,
+    accept_one_by_block,
     accept_one_by_rejection,
     count_leading,
     point_mass_block,
@@ -176,3 +178,92 @@ def test_one_request_at_a_time_is_judged_as_in_a_batch_and_sees_no_row_it_does_n
         assert count == num_accepted[request]
         assert torch.equal(own_left, left[request])
         assert asked == list(range(count + 1))
+
+
+RULES = {"rejection": accept_one_by_rejection, "block": accept_one_by_block}
+
+
+def test_both_rules_have_their_names() -> None:
+    assert ACCEPTANCE_RULES == RULES
+
+
+def drafted_text(
+    rule: str, table: Tensor, draft_rows: Tensor, uniform: Tensor, *, num_drafts: int = 2
+) -> tuple[int, list[int]]:
+    """One cycle after token 0 with drafts from draft_rows [V, V] by last token: (num_accepted, tokens it adds).
+
+    uniform float64 [2 * num_drafts + 1] draws the drafts, judges them and draws the target's token.
+    """
+    drafts: list[int] = []
+    for slot in range(num_drafts):
+        drafts.append(int(draw(draft_rows[drafts[-1] if drafts else 0], uniform[slot])))
+    befores = [0, *drafts]
+    candidates = torch.arange(len(table)).expand(1, num_drafts, -1)
+    block = DraftBlock(torch.tensor([drafts]), candidates, draft_rows[befores[:-1]][None])
+    judged = uniform[num_drafts : 2 * num_drafts]
+    num_accepted, left = RULES[rule](block, lambda slot: table[befores[slot]], judged)
+    return num_accepted, [*drafts[:num_accepted], int(draw(left, uniform[-1]))]
+
+
+@pytest.mark.parametrize("adversary", ["random", "wrong", "near"])
+def test_three_tokens_by_block_verification_follow_the_exact_distribution(adversary: str) -> None:
+    table = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.3, 0.6], [0.4, 0.2, 0.4]], dtype=torch.float64)
+    draft_rows = {
+        "random": torch.full_like(table, 1 / 3),
+        "wrong": torch.eye(3, dtype=torch.float64)[table.argmin(dim=1)],
+        "near": 0.7 * table + 0.3 * table.roll(1, dims=1),
+    }[adversary]
+    texts = []
+    for i, uniform in enumerate(random_uniforms(1300, 7, seed=6)):
+        _, text = drafted_text("block", table, draft_rows, uniform, num_drafts=3)
+        rest = random_uniforms(3, seed=10_000 + i)
+        while len(text) < 3:  # what a cycle leaves open is the target's own
+            text.append(int(draw(table[text[-1]], rest[len(text)])))
+        texts.append(tuple(text[:3]))
+    assert_chi_square(texts, sequence_probs(table.log(), 0, 3))
+
+
+def test_block_verification_keeps_what_the_paper_says() -> None:
+    """Target (1/3, 2/3), draft (2/3, 1/3), two drafts: 10/9 tokens by rejection and 11/9 by block (Sun et al. §2)."""
+    table = torch.tensor([[1.0, 2.0], [1.0, 2.0]], dtype=torch.float64) / 3
+    uniform = random_uniforms(1500, 5, seed=7)
+    means = {
+        rule: sum(drafted_text(rule, table, table.flip(1), each)[0] for each in uniform) / len(uniform)
+        for rule in RULES
+    }
+    assert means["rejection"] == pytest.approx(10 / 9, abs=0.05)
+    assert means["block"] == pytest.approx(11 / 9, abs=0.05)
+
+
+def test_one_draft_is_judged_alike_by_both_rules() -> None:
+    table = torch.tensor([[0.5, 0.3, 0.2]] * 3, dtype=torch.float64)
+    draft_rows = torch.tensor([[0.2, 0.2, 0.6]] * 3, dtype=torch.float64)
+    for uniform in random_uniforms(200, 3, seed=8):
+        by_rule = [drafted_text(rule, table, draft_rows, uniform, num_drafts=1) for rule in RULES]
+        assert by_rule[0] == by_rule[1]
+
+
+def test_a_block_asks_for_no_row_after_an_impossible_draft() -> None:
+    rows = [torch.tensor([0.0, 1.0], dtype=torch.float64)]
+    block = point_mass_block(torch.tensor([[0, 1, 1]]), torch.float64)
+    num_accepted, left = accept_one_by_block(block, rows.__getitem__, torch.full((3,), 1e-9, dtype=torch.float64))
+    assert (num_accepted, left.tolist()) == (0, [0.0, 1.0])
+
+
+def test_a_block_without_drafts_leaves_the_target_alone() -> None:
+    nothing = point_mass_block(torch.zeros(1, 0, dtype=torch.int64), torch.float64)
+    num_accepted, left = accept_one_by_block(nothing, lambda slot: TARGET, torch.zeros(0, dtype=torch.float64))
+    assert (num_accepted, left.tolist()) == (0, TARGET.tolist())
+
+
+@pytest.mark.parametrize(
+    ("uniform", "num_accepted", "left"), [(0.37, 1, [0.0, 0.05, 0.25]), (0.38, 0, [0.0, 0.3, 0.0])]
+)
+def test_a_block_by_hand(uniform: float, num_accepted: int, left: list[float]) -> None:
+    """Draft 0 has weight .3 / .6; it leaves .3 of the row after it, so it is kept with chance .3 / (.3 + .5)."""
+    rows = torch.tensor([[0.3, 0.7, 0.0], [0.0, 0.3, 0.7]], dtype=torch.float64)
+    candidate_probs = torch.tensor([[[0.6, 0.4, 0.0], [0.8, 0.1, 0.1]]], dtype=torch.float64)
+    block = DraftBlock(torch.tensor([[0, 0]]), torch.arange(3).expand(1, 2, 3), candidate_probs)
+    kept, probs = accept_one_by_block(block, rows.__getitem__, torch.tensor([uniform, 0.0], dtype=torch.float64))
+    assert kept == num_accepted
+    torch.testing.assert_close(probs.tolist(), left)

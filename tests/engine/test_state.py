@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.core import Chunk, SamplingParams
+from outrider.core import Chunk, SamplingParams, TokenLogprobs
 from outrider.engine.state import RequestState, held_back
 
 WORDS = ("a", "b", "ab", "c", "<e>", "xyz", "")
@@ -120,6 +120,22 @@ def test_an_unfinished_character_may_complete_a_stop_string() -> None:
 def test_the_draft_length_leaves_room_for_the_targets_own_token() -> None:
     lengths = [make_request(max_tokens=limit).next_draft_length for limit in (1, 2, 5, 6)]
     assert lengths == [0, 1, 4, 4]
+
+
+def test_stop_strings_are_looked_for_after_min_tokens() -> None:
+    request = make_request("b", "ab")
+    request.params = SamplingParams(stop_strings=("b", "ab"), min_tokens=2)
+    chunks = feed(request, [0, 1, 0, 1])
+    assert (request.text, request.output_token_ids, request.finish_reason) == ("ab", [0, 1, 0, 1], "stop")
+    assert chunks[0].finish_reason == "stop"
+
+
+def test_logprobs_are_cut_with_the_tokens() -> None:
+    request = make_request()
+    entries = [TokenLogprobs(token_id, -1.0, ()) for token_id in (0, STOP_TOKEN_ID, 1)]
+    chunk = request.append([0, STOP_TOKEN_ID, 1], num_accepted_tokens=2, logprobs=entries)
+    assert chunk.logprobs == tuple(entries[:2])
+    assert request.logprobs == entries[:2]
 
 
 def test_without_a_tokenizer_there_are_only_tokens() -> None:

@@ -144,6 +144,7 @@ class _Clock:
             acceptance=request.acceptance,
             prefill_s=first - self.started,
             decode_s=self.last[request.index] - first,
+            logprobs=tuple(request.logprobs),
         )
 
 

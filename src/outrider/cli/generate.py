@@ -11,6 +11,7 @@ import typer
 from outrider.cli import options
 from outrider.cli.output import emit_json, progress_line
 from outrider.core import SamplingParams
+from outrider.errors import RequestError
 
 
 def generate(
@@ -26,6 +27,15 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(help="End where this text appears; may be given several times.")
     ] = None,
+    min_tokens: Annotated[int, typer.Option(help="Do not end before so many tokens.")] = 0,
+    presence_penalty: Annotated[float, typer.Option(help="Against tokens written before, -2 to 2.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same for each time one was written, -2 to 2.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: against tokens of prompt and answer.")] = 1.0,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(help="ID=BIAS: added to a token's logit; may be given several times."),
+    ] = None,
+    bad_word: Annotated[list[str] | None, typer.Option(help="Never written; may be given several times.")] = None,
     num_speculative_tokens: options.DraftLength = None,
     no_drafter: options.NoDrafter = False,
     drafter: options.Drafter = "auto",
@@ -44,6 +54,12 @@ def generate(
         min_p=min_p,
         seed=seed,
         stop_strings=tuple(stop or ()),
+        min_tokens=min_tokens,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+        logit_bias=dict(_bias(text) for text in logit_bias or ()),
+        bad_words=tuple(bad_word or ()),
         num_speculative_tokens=num_speculative_tokens,
     )
     import outrider
@@ -63,6 +79,14 @@ def generate(
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
     sys.stdout.write("\n")
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise RequestError(f"--logit-bias {text!r} is not ID=BIAS, for example 506=-100.") from None
 
 
 def _as_json(llm: Any, prompt: str, params: SamplingParams) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import SamplingParams
+from outrider.engine.adjustments import Adjustments
 from outrider.engine.state import RequestState
 from outrider.models.attention import Rows
 
@@ -25,6 +26,8 @@ class CycleBatch:
     host_lengths: tuple[int, ...]
     params: tuple[SamplingParams, ...]
     noise_seeds: tuple[int, ...]
+    adjustments: tuple[Adjustments | None, ...]
+    outputs: tuple[Sequence[int], ...]  # tokens generated so far, anchor last: the requests' own lists, not copies
 
     @staticmethod
     def of(requests: Sequence[RequestState], device: torch.device) -> CycleBatch:
@@ -40,6 +43,8 @@ class CycleBatch:
             host_lengths=lengths,
             params=tuple(request.params for request in requests),
             noise_seeds=tuple(request.noise_seed for request in requests),
+            adjustments=tuple(request.adjustments for request in requests),
+            outputs=tuple(request.output_token_ids for request in requests),
         )
 
     @staticmethod
@@ -55,6 +60,16 @@ class CycleBatch:
             host_lengths=(0,),
             params=(request.params,),
             noise_seeds=(request.noise_seed,),
+            adjustments=(request.adjustments,),
+            outputs=((),),
+        )
+
+    @property
+    def needs_logits(self) -> bool:
+        """False where every request takes the target's best token as it is and asks no more."""
+        return any(
+            not params.is_greedy or adjustments is not None or params.logprobs is not None
+            for params, adjustments in zip(self.params, self.adjustments, strict=True)
         )
 
 

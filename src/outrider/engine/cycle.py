@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from outrider.core import TokenLogprobs
+from outrider.engine.adjustments import adjusted_rows
 from outrider.engine.batch import CycleBatch, pack_rows
+from outrider.engine.logprobs import raw_logprobs
 from outrider.engine.proposer import Proposer
-from outrider.engine.rejection import DraftBlock, Verdict, accept_matching, accept_one_by_rejection, point_mass_block
+from outrider.engine.rejection import ACCEPTANCE_RULES, DraftBlock, Verdict, accept_matching, point_mass_block
 from outrider.engine.sampling import NoisePurpose, draw, filtered_probs, gumbel_noise, gumbel_noise_of, uniforms
 from outrider.models.attention import LayerCaches
 from outrider.models.gemma import GemmaTarget
 
 
-@dataclass(frozen=True)
-class CycleResult:
-    """What a cycle decided, still on the device."""
+class Judged(NamedTuple):
+    """What the target made of the drafts, tensors still on the device."""
 
-    draft: DraftBlock
     verdict: Verdict
     is_finite: Tensor  # bool [Q]: a request's logits held no NaN
+    logprobs: list[tuple[TokenLogprobs, ...]]  # of accepted drafts and the target's token; empty if not asked for
+
+
+@dataclass(frozen=True)
+class CycleResult:
+    """What a cycle decided."""
+
+    draft: DraftBlock
+    judged: Judged
 
 
 def run_cycle(
@@ -31,6 +42,7 @@ def run_cycle(
     caches: LayerCaches,
     proposer: Proposer | None,
     rows_per_pass: int | None,
+    acceptance: str = "rejection",
 ) -> CycleResult:
     """Advance every request of the batch by its accepted drafts and one token of the target's own."""
     draft_length = max(batch.host_lengths)
@@ -42,29 +54,36 @@ def run_cycle(
     packed = pack_rows(batch, draft.token_ids, rows_per_pass=rows_per_pass)
     output = target.forward(packed.rows, caches, tap_layers=proposer.tap_layers if proposer else ())
 
-    verdict, is_finite = accept(batch, draft, target, output.hidden, packed.row_index)
+    judged = accept(batch, draft, target, output.hidden, packed.row_index, acceptance=acceptance)
 
     if proposer is not None and output.taps is not None:
-        became_text = packed.slots <= verdict.num_accepted_tokens[packed.owners]
+        became_text = packed.slots <= judged.verdict.num_accepted_tokens[packed.owners]
         proposer.commit(output.taps, torch.where(became_text, packed.rows.seats, -1), packed.rows.positions)
-    return CycleResult(draft, verdict, is_finite)
+    return CycleResult(draft, judged)
 
 
 def accept(
-    batch: CycleBatch, draft: DraftBlock, target: GemmaTarget, hidden: Tensor, row_index: Tensor
-) -> tuple[Verdict, Tensor]:
-    """Judge drafts by the target's last hidden states [R, N], each request by its own rule: verdict, is_finite [Q].
+    batch: CycleBatch,
+    draft: DraftBlock,
+    target: GemmaTarget,
+    hidden: Tensor,
+    row_index: Tensor,
+    *,
+    acceptance: str = "rejection",
+) -> Judged:
+    """Judge drafts by the target's last hidden states [R, N], each request by its own rule.
 
-    row_index int64 [Q, K + 1] finds a request's rows. A batch of greedy requests needs no logits, only the best ids.
+    row_index int64 [Q, K + 1] finds a request's rows. Plain greedy requests alone need no logits, only the best ids.
     """
-    is_sampled = [request for request, params in enumerate(batch.params) if not params.is_greedy]
-    if not is_sampled:
+    if not batch.needs_logits:
         best_values, best_ids = target.best(hidden)
         verdict = accept_matching(draft.token_ids, best_ids[row_index], batch.draft_lengths)
-        return verdict, torch.isfinite(best_values[row_index]).all(dim=1)  # a NaN in a row is its best value
+        is_finite = torch.isfinite(best_values[row_index]).all(dim=1)  # a NaN in a row is its best value
+        return Judged(verdict, is_finite, [()] * len(batch.params))
     logits = target.logits(hidden)
     is_finite = torch.isfinite(logits.amax(dim=-1)[row_index]).all(dim=1)
-    rows = [[logits[row] for row in index] for index in row_index.tolist()]  # views, no copies
+    raw_rows = [[logits[row] for row in index] for index in row_index.tolist()]  # views, no copies
+    rows = [adjusted_request_rows(batch, request, draft, raw_rows[request]) for request in range(len(raw_rows))]
     chosen = row_index.new_zeros(row_index.shape)
     for request, params in enumerate(batch.params):
         if params.is_greedy:
@@ -72,11 +91,32 @@ def accept(
         elif params.seed is not None:
             chosen[request] = match_choices(batch, request, rows[request])
     verdict = accept_matching(draft.token_ids, chosen, batch.draft_lengths)
-    for request in is_sampled:
-        if batch.params[request].seed is None:
-            num_accepted, token_id = reject_or_keep(batch, request, draft, rows[request])
+    for request, params in enumerate(batch.params):
+        if not params.is_greedy and params.seed is None:
+            num_accepted, token_id = reject_or_keep(batch, request, draft, rows[request], acceptance)
             verdict.num_accepted_tokens[request], verdict.target_token_ids[request] = num_accepted, token_id
-    return verdict, is_finite
+    logprobs = [emitted_logprobs(batch, request, draft, verdict, raw) for request, raw in enumerate(raw_rows)]
+    return Judged(verdict, is_finite, logprobs)
+
+
+def adjusted_request_rows(batch: CycleBatch, request: int, draft: DraftBlock, rows: list[Tensor]) -> list[Tensor]:
+    """K + 1 rows [V] of one request as its adjustments want them."""
+    if batch.adjustments[request] is None:
+        return rows
+    draft_token_ids = draft.token_ids[request, : batch.host_lengths[request]].tolist()
+    return adjusted_rows(batch.adjustments[request], rows, batch.outputs[request], draft_token_ids)
+
+
+def emitted_logprobs(
+    batch: CycleBatch, request: int, draft: DraftBlock, verdict: Verdict, raw_rows: list[Tensor]
+) -> tuple[TokenLogprobs, ...]:
+    """One entry for each token that a request gets from this cycle, if it asked for them."""
+    num_top = batch.params[request].logprobs
+    if num_top is None:
+        return ()
+    num_accepted = int(verdict.num_accepted_tokens[request])
+    token_ids = [*draft.token_ids[request, :num_accepted].tolist(), int(verdict.target_token_ids[request])]
+    return raw_logprobs(raw_rows[: num_accepted + 1], token_ids, num_top)
 
 
 def match_choices(batch: CycleBatch, request: int, rows: list[Tensor]) -> Tensor:
@@ -96,11 +136,13 @@ def match_choices(batch: CycleBatch, request: int, rows: list[Tensor]) -> Tensor
     return torch.stack(choices)
 
 
-def reject_or_keep(batch: CycleBatch, request: int, draft: DraftBlock, rows: list[Tensor]) -> tuple[int, Tensor]:
-    """Rejection sampling for one request with K + 1 rows [V]: (num_accepted, target token int64 scalar)."""
+def reject_or_keep(
+    batch: CycleBatch, request: int, draft: DraftBlock, rows: list[Tensor], acceptance: str
+) -> tuple[int, Tensor]:
+    """The named rule for one sampled request with K + 1 rows [V]: (num_accepted, target token int64 scalar)."""
     params, device = batch.params[request], rows[0].device
     seed, anchor, num_drafts = batch.noise_seeds[request], batch.host_positions[request], batch.host_lengths[request]
-    num_accepted, left = accept_one_by_rejection(
+    num_accepted, left = ACCEPTANCE_RULES[acceptance](
         DraftBlock(*(part[request : request + 1, :num_drafts] for part in draft)),
         lambda slot: filtered_probs(rows[slot], params),
         uniforms(seed, anchor, num_drafts, NoisePurpose.ACCEPT, device=device),

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from outrider.core import Chunk, SamplingParams
+from outrider.engine.adjustments import make_adjustments
 from outrider.engine.batch import CycleBatch
 from outrider.engine.cycle import CycleResult, accept, run_cycle
 from outrider.engine.proposer import Proposer
-from outrider.engine.rejection import point_mass_block
+from outrider.engine.rejection import ACCEPTANCE_RULES, point_mass_block
 from outrider.engine.state import RequestState
 from outrider.errors import ConfigError, RequestError
 from outrider.models.attention import LayerCaches, Rows
@@ -38,6 +39,8 @@ class EngineConfig:
     """Prompt tokens a pass."""
     rows_per_pass: int | None = None
     """Pad every pass to this many rows, so that a row is always computed in the same shape (CUDA, design §4.2)."""
+    acceptance: str = "rejection"
+    """Rule for drafts of sampled requests without a seed: "rejection", or "block" (block verification)."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that no request fits in."""
@@ -50,6 +53,8 @@ class EngineConfig:
             raise ConfigError(f"{name}={value!r} is not a whole number of at least {low}{none}.")
         if type(self.seed) is not int:
             raise ConfigError(f"seed={self.seed!r} is not a whole number.")
+        if self.acceptance not in tuple(ACCEPTANCE_RULES):
+            raise ConfigError(f"acceptance={self.acceptance!r} is not known. Use one of {', '.join(ACCEPTANCE_RULES)}.")
 
     @property
     def max_rows(self) -> int:
@@ -97,6 +102,7 @@ class Engine:
         self._check_prompt(prompt)
         room = self.config.context_length - len(prompt)
         noise_seed = params.seed if params.seed is not None else self._derived_seed()
+        stop_token_ids = self._stop_token_ids(params)
         request = RequestState(
             index=self.num_added,
             prompt_token_ids=prompt,
@@ -104,8 +110,16 @@ class Engine:
             noise_seed=noise_seed,
             draft_length=self._draft_length(params),
             num_tokens_left=room if params.max_tokens is None else min(room, params.max_tokens),
-            stop_token_ids=self._stop_token_ids(params),
+            stop_token_ids=stop_token_ids,
             decoder=IncrementalDecoder(self.tokenizer) if self.tokenizer else None,
+            adjustments=make_adjustments(
+                params,
+                prompt,
+                end_token_ids=stop_token_ids,
+                vocab_size=self.target.config.vocab_size,
+                tokenizer=self.tokenizer,
+                device=self.target.device,
+            ),
         )
         self.num_added += 1
         self.waiting.append(request)
@@ -180,11 +194,12 @@ class Engine:
         hidden, last_row = self._run_prompt(request)
         batch = CycleBatch.at_prompt_end(request, self.target.device)
         nothing = point_mass_block(batch.seats.new_empty(1, 0), hidden.dtype)
-        verdict, is_finite = accept(batch, nothing, self.target, hidden, batch.seats.new_full((1, 1), last_row))
-        if not bool(is_finite):
+        judged = accept(batch, nothing, self.target, hidden, batch.seats.new_full((1, 1), last_row))
+        if not bool(judged.is_finite):
             return request.fail()
         self.running.append(request)
-        return request.append(verdict.target_token_ids.tolist(), num_accepted_tokens=0)
+        token_ids = judged.verdict.target_token_ids.tolist()
+        return request.append(token_ids, num_accepted_tokens=0, logprobs=judged.logprobs[0])
 
     def _run_prompt(self, request: RequestState) -> tuple[Tensor, int]:
         """Fill the caches with the prompt, chunk borders at fixed positions.
@@ -219,14 +234,15 @@ class Engine:
             caches=self.caches,
             proposer=self.proposer,
             rows_per_pass=self.config.rows_per_pass,
+            acceptance=self.config.acceptance,
         )
         return self._emit(batch, result)
 
     def _emit(self, batch: CycleBatch, result: CycleResult) -> list[Chunk]:
         """The one read-back of a cycle: tokens to requests, in order."""
-        num_accepted = result.verdict.num_accepted_tokens.tolist()
-        targets, drafts = result.verdict.target_token_ids.tolist(), result.draft.token_ids.tolist()
-        finite = result.is_finite.tolist()
+        verdict, is_finite, logprobs = result.judged
+        num_accepted = verdict.num_accepted_tokens.tolist()
+        targets, drafts, finite = verdict.target_token_ids.tolist(), result.draft.token_ids.tolist(), is_finite.tolist()
         chunks = []
         for i, request in enumerate(self.running):
             if not finite[i]:
@@ -236,5 +252,6 @@ class Engine:
             if drafted > 0:
                 request.acceptance.record_cycle(draft_length=drafted, num_accepted_tokens=accepted)
             tokens = [*drafts[i][:accepted], targets[i]]
-            chunks.append(request.append(tokens, num_accepted_tokens=accepted, num_draft_tokens=drafted))
+            chunk = request.append(tokens, num_accepted_tokens=accepted, num_draft_tokens=drafted, logprobs=logprobs[i])
+            chunks.append(chunk)
         return chunks

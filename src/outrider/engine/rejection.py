@@ -1,8 +1,11 @@
-"""Accept: how much of a draft is kept and which token the target adds. Three rules, all exact.
+"""Accept: how much of a draft is kept and which token the target adds. All rules are exact.
 
 - matching (greedy acceptance and match sampling): keep drafts while each equals the target's own choice;
 - rejection sampling (Leviathan et al. 2023, Chen et al. 2023): keep draft x with probability
-  min(1, target_probs[x] / draft_probs[x]), then sample what is left over.
+  min(1, target_probs[x] / draft_probs[x]), then sample what is left over;
+- block verification (Sun et al. 2024, "Block Verification Accelerates Speculative Decoding"): the same for a whole
+  block, where a likely draft makes up for an unlikely one before it. Never keeps less on average, but needs the
+  distribution of every row.
 """
 
 from __future__ import annotations
@@ -52,8 +55,12 @@ def residual_probs(target_probs: Tensor, candidate_ids: Tensor, candidate_probs:
 
     Not renormalised.
     """
-    leftover = target_probs.scatter_add(1, candidate_ids, -candidate_probs.to(target_probs.dtype)).clamp_min(0.0)
+    leftover = _leftover(target_probs, candidate_ids, candidate_probs)
     return torch.where(leftover.sum(dim=-1, keepdim=True) > 0, leftover, target_probs)
+
+
+def _leftover(target_probs: Tensor, candidate_ids: Tensor, candidate_probs: Tensor) -> Tensor:
+    return target_probs.scatter_add(1, candidate_ids, -candidate_probs.to(target_probs.dtype)).clamp_min(0.0)
 
 
 def draft_chance(draft: DraftBlock) -> Tensor:
@@ -94,3 +101,43 @@ def accept_one_by_rejection(
             residual = residual_probs(row[None], draft.candidate_ids[:, slot], draft.candidate_probs[:, slot])
             return slot, residual[0]
     return len(wanted), target_row(len(wanted))
+
+
+def accept_one_by_block(
+    draft: DraftBlock, target_row: Callable[[int], Tensor], accept_uniforms: Tensor
+) -> tuple[int, Tensor]:
+    """Block verification for one request whose K drafts all count, as `accept_one_by_rejection`.
+
+    Sun et al. 2024, algorithm 2: weight_i = min(1, weight_(i-1) * target / draft) of draft i, and i drafts are kept if
+    uniform_i < left_i / (left_i + 1 - weight_i), where left_i = sum(max(0, weight_i * target - draft)) in the row after
+    them; all K with chance weight_K. The largest such i counts.
+    """
+    chances = draft_chance(draft)[0].tolist()
+    num_kept, kept_weight, weight = 0, 1.0, 1.0
+    row = target_row(0)
+    kept_row = row
+    for slot, token_id in enumerate(draft.token_ids[0].tolist()):
+        weight = min(1.0, weight * row[token_id].item() / chances[slot])
+        if weight == 0.0:
+            break
+        num_drafts, row = slot + 1, target_row(slot + 1)
+        if accept_uniforms[slot].item() < _chance_to_keep(draft, num_drafts, row, weight):
+            num_kept, kept_weight, kept_row = num_drafts, weight, row
+    if num_kept == len(chances):
+        return num_kept, kept_row
+    candidates = draft.candidate_ids[:, num_kept], draft.candidate_probs[:, num_kept]
+    return num_kept, residual_probs(kept_weight * kept_row[None], *candidates)[0]
+
+
+def _chance_to_keep(draft: DraftBlock, num_drafts: int, row: Tensor, weight: float) -> float:
+    """Chance to keep at least num_drafts drafts, with the target's row [V] after them."""
+    if num_drafts == draft.token_ids.shape[1]:
+        return weight
+    leftover = _leftover(weight * row[None], draft.candidate_ids[:, num_drafts], draft.candidate_probs[:, num_drafts])
+    left = leftover.sum(dtype=torch.float64).item()
+    # 0 / 0 where target and draft are equal: a later draft is then kept for certain, whatever is said here.
+    return 1.0 if left + 1.0 - weight == 0.0 else left / (left + 1.0 - weight)
+
+
+ACCEPTANCE_RULES = {"rejection": accept_one_by_rejection, "block": accept_one_by_block}
+"""How sampled requests without a seed are judged, by the name that the engine's configuration gives."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.core import AcceptanceStats, Chunk, SamplingParams
+from outrider.core import AcceptanceStats, Chunk, SamplingParams, TokenLogprobs
+from outrider.engine.adjustments import Adjustments
 from outrider.tokenizer import IncrementalDecoder
 
 
@@ -24,12 +26,14 @@ class RequestState:
     num_tokens_left: int  # may still be emitted, by max_tokens and context limit
     stop_token_ids: frozenset[int]
     decoder: IncrementalDecoder | None
+    adjustments: Adjustments | None = None
     seat: int = -1
     output_token_ids: list[int] = field(default_factory=list)
     text: str = ""
     pending_text: str = ""  # decoded, but it might begin a stop string
     finish_reason: str | None = None
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def anchor_token_id(self) -> int:
@@ -46,10 +50,18 @@ class RequestState:
         """Drafts worth verifying now: a cycle adds one token of its own, and nothing past the limit is drafted."""
         return min(self.draft_length, self.num_tokens_left - 1)
 
-    def append(self, token_ids: list[int], *, num_accepted_tokens: int, num_draft_tokens: int = 0) -> Chunk:
+    def append(
+        self,
+        token_ids: list[int],
+        *,
+        num_accepted_tokens: int,
+        num_draft_tokens: int = 0,
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> Chunk:
         """Take tokens in order until one ends the request; the earliest event wins, and a stop beats the limit.
 
         A stop token counts as emitted and is in token_ids; neither its text nor a stop string is in the text.
+        `logprobs` has one entry for each token, or none at all.
         """
         taken: list[int] = []
         shown = ""
@@ -65,7 +77,9 @@ class RequestState:
                 break
         self.text += shown
         num_shown = min(num_accepted_tokens, len(taken))
-        return Chunk(self.index, shown, tuple(taken), num_shown, self.finish_reason, num_draft_tokens)
+        kept = tuple(logprobs[: len(taken)])
+        self.logprobs += kept
+        return Chunk(self.index, shown, tuple(taken), num_shown, self.finish_reason, num_draft_tokens, kept)
 
     def fail(self) -> Chunk:
         """End the request because the target's logits were not finite; nothing of the cycle is text."""
@@ -83,12 +97,13 @@ class RequestState:
 
     def _release(self, piece: str) -> str:
         self.pending_text += piece
-        ends = [at for stop in self.params.stop_strings if (at := self.pending_text.find(stop)) >= 0]
+        stops = self.params.stop_strings if len(self.output_token_ids) > self.params.min_tokens else ()
+        ends = [at for stop in stops if (at := self.pending_text.find(stop)) >= 0]
         if ends:
             self.finish_reason = "stop"
             shown, self.pending_text, self.decoder = self.pending_text[: min(ends)], "", None
             return shown
-        held = max((held_back(self.pending_text, stop) for stop in self.params.stop_strings), default=0)
+        held = max((held_back(self.pending_text, stop) for stop in stops), default=0)
         cut = len(self.pending_text) - held
         shown, self.pending_text = self.pending_text[:cut], self.pending_text[cut:]
         return shown
