@@ -1,6 +1,6 @@
 """A target stored in few bits writes what its dequantised dense copy writes.
 
-Seen red: nibbles swapped, zero points left out, ModelOpt's global scale divided by, 8-bit scales along the inputs.
+Seen red: the nibbles of an int4 word read in the opposite order.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def written(path: Path, *, kernels: str = "torch") -> list[tuple[int, ...]]:
-    llm = load(str(path), kernels=kernels, device="cpu", config=EngineConfig(max_seats=2, context_length=64))
+def written(path: Path) -> list[tuple[int, ...]]:
+    llm = load(str(path), kernels="torch", device="cpu", config=EngineConfig(max_seats=2, context_length=64))
     return [generation.token_ids for generation in llm.generate(PROMPTS, PARAMS)]
 
 
@@ -68,12 +68,6 @@ def test_numbers_stay_near_the_original(source: Path, tmp_path: Path) -> None:
         for name in plain:
             near, exact = packed[name].dequantize(torch.float32), plain[name].dequantize(torch.float32)
             assert (near - exact).norm() < 0.25 * exact.norm(), (layout, name)
-
-
-@pytest.mark.parametrize("layout", ["int4 asymmetric", "modelopt"])
-def test_on_the_compiled_kernels(layout: str, source: Path, tmp_path: Path) -> None:
-    packed = write_low_bit_target(layout, source, tmp_path / "packed")
-    assert written(packed, kernels="auto") == written(dense_copy(packed, tmp_path / "dense"), kernels="auto")
 
 
 def test_a_shape_that_the_config_does_not_need_is_named(source: Path, tmp_path: Path) -> None:
