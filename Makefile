@@ -35,6 +35,7 @@ format: setup-dev ## let ruff rewrite what it can
 	$(BIN)/ruff format
 
 golden: setup-dev ## remake tests/golden; review its diff like code
+	$(PIP) --editable ".[demo,train,dev,golden]"
 	@for script in tools/golden_*.py; do \
 		if [ -e "$$script" ]; then echo "$$script" && $(BIN)/python "$$script" || exit 1; fi; \
 	done

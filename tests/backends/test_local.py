@@ -184,4 +184,4 @@ def test_the_shipped_drafter_belongs_to_the_embedded_default() -> None:
     assert drafter_path(None, target=None) is None
     assert drafter_path("auto", target="embedded") == drafter_path("auto", target=None)
     assert drafter_path("auto", target="/some/target") is None
-    assert drafter_path("some/where", target="/some/target") == Path("some/where")
+    assert drafter_path("/some/where", target="/some/target") == Path("/some/where")

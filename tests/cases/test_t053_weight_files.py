@@ -20,6 +20,7 @@ from outrider.weights.loader import load_checkpoint
 from outrider.weights.safetensors_dir import INDEX_NAME, load_safetensors_dir
 from tests.weights.tiny_gguf import write_tiny_gguf
 
+SHARDS = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
 MAX_PEAK_BYTES = 50_000_000
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 253113024\n"
 SIZES = r"expected( at least)? \d+ bytes, found \d+"
@@ -151,6 +152,46 @@ def test_t053_absent_shard(tmp_path: Path) -> None:
     weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (path / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
     refused(lambda: load_checkpoint(path), file="model-00002-of-00002.safetensors", message="which .* lacks")
+
+
+def sharded_directory(path: Path) -> Path:
+    """Tensor a in one shard, b in another."""
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"model_type": "gemma3_text"}))
+    for name, file_name in SHARDS.items():
+        save_file({name: torch.ones(2)}, path / file_name)
+    (path / INDEX_NAME).write_text(json.dumps({"weight_map": SHARDS}))
+    return path
+
+
+@pytest.mark.parametrize("file_name", SHARDS.values())
+@pytest.mark.parametrize("name", SAFETENSORS_DAMAGE)
+def test_t053_damaged_shard(tmp_path: Path, name: str, file_name: str) -> None:
+    damage, message = SAFETENSORS_DAMAGE[name]
+    good, bad = sharded_directory(tmp_path / "good"), sharded_directory(tmp_path / "bad")
+    if name == "overlapping offsets":
+        for path in (good, bad):
+            save_file({f"{file_name}.{each}": torch.ones(2) for each in "ab"}, path / file_name)
+            other = {each: shard for each, shard in SHARDS.items() if shard != file_name}
+            listed = {**other, **{f"{file_name}.{each}": file_name for each in "ab"}}
+            (path / INDEX_NAME).write_text(json.dumps({"weight_map": listed}))
+        message = r"tensor \S+\.b overlaps the tensor before it"
+    file = bad / file_name
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert file.read_bytes() != whole
+    refused(lambda: load_safetensors_dir(bad), file=str(file), message=message)
+    refused(lambda: load_checkpoint(bad), file=str(file), message=message)
+    assert len(load_checkpoint(good).tensors) >= 2
+
+
+def test_t053_shards_that_are_swapped(tmp_path: Path) -> None:
+    path = sharded_directory(tmp_path / "model")
+    first, second = (path / file_name for file_name in SHARDS.values())
+    held = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(held)
+    refused(lambda: load_checkpoint(path), file=first.name, message="tensor [ab]: .*(lacks it|does not list it)")
 
 
 def test_t053_absent_file(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from outrider.kernels import cpu
 from outrider.kernels.compiler import SOURCE
 from outrider.kernels.cpu import CpuKernels, chosen_num_threads
 from outrider.kernels.reference import TorchKernels
+from outrider.weights.low_bit import Int4Weight
 from outrider.weights.packed import BlockInt8Weight, DenseWeight, PackedWeight, quantize_int8
 
 EXACT = TorchKernels(torch.float64)
@@ -59,6 +60,13 @@ WEIGHTS: dict[str, PackedWeight] = {
     "group 16 with offsets": int8_weight(130, 48, group=16, offsets=True),
     "group 8": int8_weight(66, 24, group=8),
     "dense": DenseWeight("weight", normal(130, 101)),
+    "int4": Int4Weight(
+        "weight",
+        torch.randint(-(2**31), 2**31, (130, 12), generator=torch.Generator().manual_seed(8)).to(torch.int32),
+        normal(130, 3),
+        None,
+        group_size=32,
+    ),
     "dense bf16": DenseWeight("weight", normal(64, 64).to(torch.bfloat16)),
 }
 every_weight = pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS.keys())

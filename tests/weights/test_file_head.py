@@ -55,3 +55,8 @@ def test_text_that_is_no_json_is_named(text: str | bytes) -> None:
 def test_json_that_is_no_object_is_named(text: str) -> None:
     with pytest.raises(WeightsError, match="x is not a JSON object"):
         json_object(text, what="x")
+
+
+def test_a_repeated_key_is_named() -> None:
+    with pytest.raises(WeightsError, match=r"the header of x has b\.weight twice"):
+        json_object('{"a": {}, "b.weight": {"dtype": "F32"}, "b.weight": {}}', what="the header of x")

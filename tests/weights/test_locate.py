@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from outrider.errors import ConfigError, LocateError, WeightsError
-from outrider.weights.locate import EMBEDDED_MODULE, cache_dir, file_sha256, locate_target
+from outrider.weights import locate
+from outrider.weights.locate import EMBEDDED_MODULE, cache_dir, file_sha256, locate_drafter, locate_target
 
 PARTS = [b"GGUF first ", b"second ", b"third"]
 
@@ -91,13 +92,34 @@ def test_local_paths_are_returned_as_they_are(tmp_path: Path, tiny_gguf: Path) -
     assert locate_target(str(directory)) == directory
 
 
-def test_hub_names_and_other_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LocateError, match=r"google/gemma-3-270m is not a path on this machine\. Give a local"):
-        locate_target("google/gemma-3-270m")
+def test_other_names_and_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LocateError, match=r"gemma-3-270m is not a path on this machine\. Give a local"):
+        locate_target("gemma-3-270m")
     other = tmp_path / "weights.bin"
     other.write_bytes(b"x")
     with pytest.raises(LocateError, match=r"weights\.bin is a file, but not a \.gguf file"):
         locate_target(str(other))
+
+
+def test_hub_names_keep_their_name(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for commit in ("0a1b", "2c3d"):
+        snapshot = tmp_path / commit
+        snapshot.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (snapshot / name).write_text(commit)
+        monkeypatch.setattr(locate, "fetch_from_hub", lambda name, found=snapshot: found)
+        for path in (locate_target("owner/some-model"), locate_drafter("owner/some-model")):
+            assert path == cache / "hub" / "owner" / "some-model"
+            assert (path / "config.json").read_text() == commit
+
+
+def test_a_path_comes_before_a_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "owner" / "some-model"
+    directory.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (directory / name).write_text("{}")
+    assert locate_target("owner/some-model") == locate_drafter("owner/some-model") == Path("owner/some-model")
 
 
 def test_sha256_is_remembered_until_the_file_changes(cache: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.errors import LocateError, UnsupportedModelError, WeightsError
-from outrider.weights.packed import BlockInt8Weight, DenseWeight, quantize_int8
+from outrider.weights.packed import BlockInt8Weight, DenseWeight, PackedWeight, quantize_int8
 from outrider.weights.safetensors_dir import INDEX_NAME, load_safetensors_dir
+from outrider.weights.safetensors_file import SafetensorsFile
 
 INT8: dict[str, Any] = {
     "quant_method": "compressed-tensors",
@@ -42,6 +44,10 @@ def write(
     (path / "config.json").write_text(json.dumps(config))
     save_file(tensors, path / f"{name}.safetensors")
     return path
+
+
+def read_all(path: Path) -> dict[str, PackedWeight]:
+    return dict(load_safetensors_dir(path)[1])
 
 
 def write_shards(path: Path, *, weight_map: dict[str, Any]) -> Path:
@@ -83,7 +89,9 @@ def test_int8_groups(tmp_path: Path, int8_tensors: dict[str, torch.Tensor], dtyp
 
 
 def test_int8_without_a_declaration(tmp_path: Path, int8_tensors: dict[str, torch.Tensor]) -> None:
-    with pytest.raises(WeightsError, match=r"tensor x\.weight is int8, but config\.json declares no"):
+    with pytest.raises(
+        WeightsError, match=r"tensor x\.weight is int8, but config\.json declares no quantization_config"
+    ):
         load_safetensors_dir(write(tmp_path / "m", int8_tensors))
 
 
@@ -99,20 +107,20 @@ def test_int8_with_scales_of_another_shape(tmp_path: Path, int8_tensors: dict[st
         load_safetensors_dir(write(tmp_path / "m", int8_tensors, quantization=INT8))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_int8_with_a_scale_that_is_not_finite(
-    tmp_path: Path, int8_tensors: dict[str, torch.Tensor], bad: float
-) -> None:
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, -0.5])
+def test_int8_with_a_scale_that_is_no_scale(tmp_path: Path, int8_tensors: dict[str, torch.Tensor], bad: float) -> None:
     int8_tensors["x.weight_scale"][3, 1] = bad
-    with pytest.raises(WeightsError, match=r"x\.weight_scale has values that are not finite"):
-        load_safetensors_dir(write(tmp_path / "m", int8_tensors, quantization=INT8))
+    with pytest.raises(
+        WeightsError, match=r"x\.weight_scale has scales that are not finite and above zero: 1 .* at \[7\]"
+    ):
+        read_all(write(tmp_path / "m", int8_tensors, quantization=INT8))
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"quant_method": "gptq"},
-        {"format": "pack-quantized"},
+        {"format": "float-quantized"},
         {"config_groups": {}},
         {"config_groups": {"g": {}}},
         FOUR_BITS,
@@ -160,14 +168,16 @@ def test_int8_that_is_no_matrix(tmp_path: Path, shape: tuple[int, ...]) -> None:
 
 def test_int8_with_scales_of_another_kind(tmp_path: Path, int8_tensors: dict[str, torch.Tensor]) -> None:
     int8_tensors["x.weight_scale"] = int8_tensors["x.weight_scale"].to(torch.int8)
-    with pytest.raises(WeightsError, match=r"tensor x\.weight is int8 .* with torch\.int8 scales"):
+    with pytest.raises(
+        WeightsError, match=r"tensor x\.weight_scale has dtype I8; int-quantized weights need F32 or F16 or BF16"
+    ):
         load_safetensors_dir(write(tmp_path / "m", int8_tensors, quantization=INT8))
 
 
 def test_a_norm_weight_that_is_not_finite(tmp_path: Path, int8_tensors: dict[str, torch.Tensor]) -> None:
     int8_tensors["n.weight"][2] = float("nan")
     with pytest.raises(WeightsError, match=r"model\.safetensors: tensor n\.weight has values that are not finite"):
-        load_safetensors_dir(write(tmp_path / "m", int8_tensors, quantization=INT8))
+        read_all(write(tmp_path / "m", int8_tensors, quantization=INT8))
 
 
 def test_shards(tmp_path: Path) -> None:
@@ -203,6 +213,55 @@ def test_shard_with_a_tensor_that_its_index_lacks(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2), "extra": torch.ones(1)}, path / "s1.safetensors")
     with pytest.raises(WeightsError, match=r"tensor extra: .*s1\.safetensors has it, but its index does not list it"):
         load_safetensors_dir(path)
+
+
+def test_a_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
+    path = write_shards(tmp_path / "m", weight_map={"a": "s1.safetensors", "b": "s2.safetensors"})
+    save_file({"a": torch.ones(2), "b": torch.ones(3)}, path / "s2.safetensors")
+    with pytest.raises(WeightsError, match=r"s2\.safetensors repeats tensor a, which .*s1\.safetensors has"):
+        load_safetensors_dir(path)
+
+
+def test_an_index_that_lists_a_tensor_twice(tmp_path: Path) -> None:
+    path = write_shards(tmp_path / "m", weight_map={"a": "s1.safetensors", "b": "s2.safetensors"})
+    text = '{"weight_map": {"a": "s1.safetensors", "b": "s2.safetensors", "a": "s2.safetensors"}}'
+    (path / INDEX_NAME).write_text(text)
+    with pytest.raises(WeightsError, match=rf"{INDEX_NAME} has a twice"):
+        load_safetensors_dir(path)
+
+
+def test_tensors_are_read_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    real = SafetensorsFile.tensor
+    monkeypatch.setattr(SafetensorsFile, "tensor", lambda file, name: (read.append(name), real(file, name))[1])
+    path = write_shards(tmp_path / "m", weight_map={"a": "s1.safetensors", "b": "s2.safetensors"})
+    _, weights = load_safetensors_dir(path)
+    assert (list(weights), len(weights), "a" in weights, "c" in weights) == (["a", "b"], 2, True, False)
+    assert read == []
+    assert weights["b"].dequantize(torch.float32).tolist() == [2.0, 2.0, 2.0]
+    assert read == ["b"]
+    with pytest.raises(KeyError):
+        weights["c"]
+
+
+def test_a_weight_that_nobody_holds_is_not_kept(tmp_path: Path, int8_tensors: dict[str, torch.Tensor]) -> None:
+    _, weights = load_safetensors_dir(write(tmp_path / "m", int8_tensors, quantization=INT8))
+    values = weights["n.weight"].dequantize(torch.float32)
+    gone = weakref.ref(values)
+    del values
+    assert gone() is None
+
+
+def test_the_parts_of_a_weight_may_lie_in_different_shards(
+    tmp_path: Path, int8_tensors: dict[str, torch.Tensor]
+) -> None:
+    path = write(tmp_path / "m", {"x.weight": int8_tensors["x.weight"]}, quantization=INT8, name="s1")
+    write(path, {"x.weight_scale": int8_tensors["x.weight_scale"]}, quantization=INT8, name="s2")
+    weight_map = {"x.weight": "s1.safetensors", "x.weight_scale": "s2.safetensors"}
+    (path / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
+    scales = int8_tensors["x.weight_scale"].float().repeat_interleave(32, dim=1)
+    expected = int8_tensors["x.weight"].float() * scales
+    assert torch.equal(read_all(path)["x.weight"].dequantize(torch.float32), expected)
 
 
 def test_several_files_without_an_index(tmp_path: Path) -> None:

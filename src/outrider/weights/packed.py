@@ -37,17 +37,23 @@ class BlockInt8Weight:
         return grouped.view(out_features, in_features).to(dtype)
 
 
-@dataclass(frozen=True)
 class DenseWeight:
-    """A matrix or vector kept as plain numbers."""
+    """A matrix or vector kept as plain numbers; base of the formats that are read as such (see low_bit.py)."""
 
-    name: str
-    values: Tensor  # floating point, [out, in] or [n]
+    def __init__(self, name: str, values: Tensor) -> None:
+        """`values` are floating point, [out, in] or [n] (or integers, of a table)."""
+        self.name = name
+        self._values = values
+
+    @property
+    def values(self) -> Tensor:
+        """The numbers, as they are stored."""
+        return self._values
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The tensor's shape."""
-        return tuple(self.values.shape)
+        return tuple(self._values.shape)
 
     def dequantize(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
         """Return the numbers in `dtype`."""
@@ -60,11 +66,12 @@ PackedWeight = BlockInt8Weight | DenseWeight
 def quantize_int8(name: str, weight: Tensor, *, group_size: int) -> BlockInt8Weight:
     """Round a float matrix [out, in] to symmetric int8 blocks: scale = max|w| / 127 per group (as GGUF Q8_0).
 
-    Scales are rounded to float16 first, so that a file that stores them in two bytes loads the very same numbers.
+    Scales are rounded to float16 first, so that a file that stores them in two bytes loads the very same numbers. A
+    group that is zero, or so small that its scale would be, becomes zeros with scale 1.
     """
     out_features, in_features = weight.shape
     grouped = weight.detach().to(torch.float32).cpu().view(out_features, -1, group_size)
     scales = (grouped.abs().amax(dim=-1) / 127.0).to(torch.float16).to(torch.float32)
-    inverse = torch.where(scales > 0, 1.0 / scales.clamp_min(1e-12), torch.zeros_like(scales))
-    values = (grouped * inverse[..., None]).round().clamp(-127, 127).to(torch.int8)
+    scales = torch.where(scales > 0, scales, 1.0)
+    values = (grouped * (1.0 / scales)[..., None]).round().clamp(-127, 127).to(torch.int8)
     return BlockInt8Weight(name, values.view(out_features, in_features), scales, None, group_size)

@@ -1,40 +1,58 @@
 """Read a Hugging Face directory: config.json and one safetensors file, or shards with their index.
 
-Plain tensors become dense weights. Of the compressed-tensors formats, int8 groups ("int-quantized") are read here.
+Headers are read and checked at once, tensors one at a time, when they are asked for. What quantised tensors mean is in
+`quantization.py` (declared), `layouts.py` (stored) and `low_bit.py` (as numbers).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from outrider.errors import LocateError, UnsupportedModelError, WeightsError
+from outrider.errors import LocateError, WeightsError
 from outrider.weights.file_head import json_object
-from outrider.weights.packed import BlockInt8Weight, DenseWeight, PackedWeight
+from outrider.weights.layouts import Header, plan_weights, read_weight
+from outrider.weights.packed import PackedWeight
+from outrider.weights.quantization import Scheme, read_scheme
 from outrider.weights.safetensors_file import SafetensorsFile, check_safetensors
 
 INDEX_NAME = "model.safetensors.index.json"
-_SCALE_SUFFIX = "_scale"
-_INT8_GROUPS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "group"}
 
 
-def load_safetensors_dir(path: Path) -> tuple[dict[str, Any], dict[str, PackedWeight]]:
-    """Config and weights of a directory. Every file is checked before any tensor is read; nothing goes to a device."""
+class StoredWeights(Mapping[str, PackedWeight]):
+    """The weights of checked files, by name. Each look-up reads that weight's tensors from the mapped file, and checks
+    its numbers; nothing is kept. So a checkpoint larger than memory passes through one weight at a time.
+    """
+
+    def __init__(self, files: Sequence[SafetensorsFile], scheme: Scheme | None, *, source: Path) -> None:
+        self._files = {name: file for file in files for name in file.shapes}
+        self._headers = {
+            name: Header(file.path, file.dtypes[name], file.shapes[name]) for name, file in self._files.items()
+        }
+        self._plans = plan_weights(self._headers, scheme, source=source)
+
+    def __getitem__(self, name: str) -> PackedWeight:
+        return read_weight(self._plans[name], self._headers, lambda stored: self._files[stored].tensor(stored))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._plans  # Mapping's own would read the weight
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plans)
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+
+def load_safetensors_dir(path: Path) -> tuple[dict[str, Any], StoredWeights]:
+    """Config and weights of a directory. Every header is checked before any tensor is read."""
     config = read_config(path)
-    group_size = _int8_group_size(config, path=path)
+    scheme = read_scheme(config, path=path)
     files = [check_safetensors(file) for file in weight_files(path)]
+    _check_repeats(path, files)
     _check_index(path, files)
-    weights: dict[str, PackedWeight] = {}
-    for file in files:
-        repeated = weights.keys() & file.shapes.keys()
-        if repeated:
-            raise WeightsError(f"{file.path} repeats tensor {min(repeated)} of another file of {path}.")
-        weights.update(_weights(file, group_size=group_size))
-    return config, weights
+    return config, StoredWeights(files, scheme, source=path)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -93,6 +111,17 @@ def _weight_map(path: Path) -> dict[str, str]:
     return weight_map
 
 
+def _check_repeats(path: Path, files: list[SafetensorsFile]) -> None:
+    seen: dict[str, str] = {}
+    for file in files:
+        for name in file.shapes:
+            if name in seen:
+                raise WeightsError(
+                    f"{file.path} repeats tensor {name}, which {path / seen[name]} has. Keep one of them."
+                )
+            seen[name] = file.path.name
+
+
 def _check_index(path: Path, files: list[SafetensorsFile]) -> None:
     if not (path / INDEX_NAME).is_file():
         return
@@ -101,67 +130,3 @@ def _check_index(path: Path, files: list[SafetensorsFile]) -> None:
     for file_name, name in sorted(listed ^ found):
         where = "has it, but its index does not list it" if (file_name, name) in found else "lacks it"
         raise WeightsError(f"tensor {name}: {path / file_name} {where}. Download it again.")
-
-
-def _int8_group_size(config: Mapping[str, Any], *, path: Path) -> int | None:
-    """Group size of the declared int8 weights; None where the config declares no quantisation."""
-    declared = config.get("quantization_config")
-    if declared is None:
-        return None
-    declared = _object(declared, "quantization_config", path=path)
-    method, layout = declared.get("quant_method"), declared.get("format")
-    groups = list(_object(declared.get("config_groups", {}), "config_groups", path=path).values())
-    group = _object(groups[0], "the group in config_groups", path=path) if len(groups) == 1 else {}
-    weights = _object(group.get("weights", {}), "weights of config_groups", path=path)
-    group_size: Any = weights.get("group_size")
-    is_int8_groups = all(weights.get(key) == value for key, value in _INT8_GROUPS.items())
-    is_int8_groups &= type(group_size) is int and group_size > 0
-    if (method, layout) != ("compressed-tensors", "int-quantized") or not is_int8_groups:
-        raise UnsupportedModelError(
-            f"{path / 'config.json'} declares the quantisation {method} / {layout} with {weights or groups}. "
-            "Supported: compressed-tensors / int-quantized, one group of 8-bit symmetric weights with strategy 'group'."
-        )
-    return int(group_size)
-
-
-def _object(value: Any, field: str, *, path: Path) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise WeightsError(f"{path / 'config.json'}: {field} is {value!r}; expected an object.")
-    return value
-
-
-def _weights(file: SafetensorsFile, *, group_size: int | None) -> dict[str, PackedWeight]:
-    tensors = file.tensors()
-    weights: dict[str, PackedWeight] = {}
-    for name, values in tensors.items():
-        base = name.removesuffix(_SCALE_SUFFIX)
-        if base != name and base in tensors and tensors[base].dtype == torch.int8:
-            continue  # read together with its values
-        if values.dtype == torch.int8:
-            scales = tensors.get(name + _SCALE_SUFFIX)
-            weights[name] = _block_weight(file.path, name, values, scales=scales, group_size=group_size)
-        else:
-            weights[name] = DenseWeight(name, values)
-    return weights
-
-
-def _block_weight(
-    path: Path, name: str, values: Tensor, *, scales: Tensor | None, group_size: int | None
-) -> BlockInt8Weight:
-    if group_size is None:
-        raise WeightsError(f"{path}: tensor {name} is int8, but config.json declares no quantization_config.")
-    if scales is None:
-        raise WeightsError(f"{path}: tensor {name} is int8, but {name}{_SCALE_SUFFIX} is missing.")
-    found = tuple(scales.shape)
-    if values.dim() != 2 or not scales.is_floating_point():
-        raise WeightsError(
-            f"{path}: tensor {name} is int8 of shape {tuple(values.shape)} with {scales.dtype} scales; "
-            "expected a matrix with floating-point scales."
-        )
-    expected = (values.shape[0], values.shape[1] // group_size)
-    if values.shape[1] % group_size or found != expected:
-        raise WeightsError(
-            f"{path}: tensor {name}{_SCALE_SUFFIX} has shape {found}, but {name} of shape {tuple(values.shape)} "
-            f"in groups of {group_size} needs {expected}."
-        )
-    return BlockInt8Weight(name, values, scales.to(torch.float32), None, group_size)

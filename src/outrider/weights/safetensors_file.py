@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +27,38 @@ _ITEM_BYTES = {
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """A checked header: `shapes` of all tensors, and the free-form `metadata`."""
+    """A checked header: `shapes` and `dtypes` of all tensors (as the header spells them), free-form `metadata`."""
 
     path: Path
     shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
     metadata: dict[str, str]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All tensors, backed by the mapped file (copy on write); every number in them is finite."""
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, backed by the mapped file (copy on write), whatever its numbers are."""
         try:
-            with safe_open(self.path, framework="pt", device="cpu") as file:
-                tensors = {name: file.get_tensor(name) for name in self.shapes}
-        except (SafetensorError, ValueError) as error:  # ValueError: a name that is no Unicode text
-            raise WeightsError(f"{self.path} is not a sound safetensors file: {error}. Download it again.") from error
+            tensor: Tensor = self._mapped.get_tensor(name)
+        except (SafetensorError, ValueError) as error:
+            raise self._unsound(error) from error
+        return tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors; every number in them is finite."""
+        tensors = {name: self.tensor(name) for name in self.shapes}
         for name, tensor in tensors.items():
             check_finite(name, tensor, path=self.path)
         return tensors
+
+    @cached_property
+    def _mapped(self) -> Any:
+        """The library's view of the file, made once: parsing a large header for each tensor would take minutes."""
+        try:
+            return safe_open(self.path, framework="pt", device="cpu")
+        except (SafetensorError, ValueError) as error:  # ValueError: a name that is no Unicode text
+            raise self._unsound(error) from error
+
+    def _unsound(self, error: Exception) -> WeightsError:
+        return WeightsError(f"{self.path} is not a sound safetensors file: {error}. Download it again.")
 
 
 def check_finite(name: str, tensor: Tensor, *, path: Path) -> None:
@@ -62,8 +79,9 @@ def check_safetensors(path: Path) -> SafetensorsFile:
         raise WeightsError(f"{path}: the header's __metadata__ is not an object of texts. Download it again.")
     spans: list[tuple[int, int, str]] = []
     shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
     for name, entry in header.items():
-        shapes[name], (start, stop) = _read_entry(path, name, entry)
+        dtypes[name], shapes[name], (start, stop) = _read_entry(path, name, entry)
         spans.append((start, stop, name))
     end = 0
     for start, stop, name in sorted(spans):
@@ -74,7 +92,7 @@ def check_safetensors(path: Path) -> SafetensorsFile:
     expected_bytes, found_bytes = _LENGTH_BYTES + header_bytes + end, path.stat().st_size
     if expected_bytes != found_bytes:
         raise size_error(path, expected_bytes=expected_bytes, found_bytes=found_bytes)
-    return SafetensorsFile(path, shapes, metadata)
+    return SafetensorsFile(path, shapes, dtypes, metadata)
 
 
 def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
@@ -94,8 +112,8 @@ def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
     return header_bytes, json_object(text, what=f"the header of {path}")
 
 
-def _read_entry(path: Path, name: str, entry: Any) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Shape and byte span of one header entry, once its own numbers agree."""
+def _read_entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], tuple[int, int]]:
+    """Dtype, shape and byte span of one header entry, once its own numbers agree."""
     try:
         dtype, shape = str(entry["dtype"]), _integers(entry["shape"])
         start, stop = _integers(entry["data_offsets"])
@@ -111,7 +129,7 @@ def _read_entry(path: Path, name: str, entry: Any) -> tuple[tuple[int, ...], tup
             f"{path}: tensor {name} of shape {list(shape)} and dtype {dtype} needs {num_bytes} bytes, "
             f"but its offsets [{start}, {stop}] give {stop - start}."
         )
-    return shape, (start, stop)
+    return dtype, shape, (start, stop)
 
 
 def _integers(value: Any) -> tuple[int, ...]:
