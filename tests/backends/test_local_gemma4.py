@@ -1,4 +1,4 @@
-"""Gemma 4 from a directory as transformers saves it: plain and drafted text, on both kernel sets, as transformers writes.
+"""Gemma 4 from a directory as transformers saves it, in shards: on both kernel sets the text that transformers writes.
 
 Seen red: Gemma 3's norm offset for Gemma 4.
 """
