@@ -42,8 +42,6 @@ def make(prompt: Sequence[int] = (4,), *, end_token_ids: Sequence[int] = (), **f
 def test_a_request_that_asks_for_nothing_has_none() -> None:
     params = SamplingParams(temperature=1.0, top_k=3, stop_token_ids=(2,), logprobs=3)
     assert make_adjustments(params, [0], end_token_ids=(1,), vocab_size=5, tokenizer=None, device=CPU) is None
-    rows = [LOGITS]
-    assert adjusted_rows(None, rows, [1], []) is rows
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,9 @@ class Adjustments:
 
 
 def adjusted_rows(
-    adjustments: Adjustments | None, rows: list[Tensor], output_token_ids: Sequence[int], draft_token_ids: Sequence[int]
+    adjustments: Adjustments, rows: list[Tensor], output_token_ids: Sequence[int], draft_token_ids: Sequence[int]
 ) -> list[Tensor]:
-    """K + 1 rows [V] of a block, row j for the history that includes the j drafts before it; as they are if none."""
-    if adjustments is None:
-        return rows
+    """K + 1 rows [V] of a block, row j for the history that includes the j drafts before it."""
     return [adjustments.apply(row, [*output_token_ids, *draft_token_ids[:slot]]) for slot, row in enumerate(rows)]
 
 

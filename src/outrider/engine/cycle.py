@@ -101,10 +101,11 @@ def accept(
 
 def adjusted_request_rows(batch: CycleBatch, request: int, draft: DraftBlock, rows: list[Tensor]) -> list[Tensor]:
     """K + 1 rows [V] of one request as its adjustments want them."""
-    if batch.adjustments[request] is None:
+    adjustments = batch.adjustments[request]
+    if adjustments is None:
         return rows
     draft_token_ids = draft.token_ids[request, : batch.host_lengths[request]].tolist()
-    return adjusted_rows(batch.adjustments[request], rows, batch.outputs[request], draft_token_ids)
+    return adjusted_rows(adjustments, rows, batch.outputs[request], draft_token_ids)
 
 
 def emitted_logprobs(

@@ -73,6 +73,7 @@ def accept_by_rejection(
 ) -> tuple[Tensor, Tensor]:
     """Rejection sampling for Q requests: (num_accepted int64 [Q], probs [Q, V] to draw the target's token from).
 
+    The plain statement of the rule, all rows at once; the cycle uses `accept_one_by_rejection`, its sparing twin.
     target_probs [Q, K + 1, V] after filters; accept_uniforms [Q, K] in (0, 1).
     """
     target_chance = target_probs[:, :-1].gather(2, draft.token_ids[..., None]).squeeze(2)

@@ -129,19 +129,29 @@ def _gemma3_rope(fields: Fields) -> dict[LayerKind, RopeSpec]:
     }
 
 
-def _refuse_what_gemma3_lacks(fields: Fields) -> None:
+def refuse_other_activation(fields: Fields) -> None:
+    """UnsupportedModelError unless the MLPs use tanh GELU, as those of every Gemma do."""
     activation = fields.text("hidden_activation", default="gelu_pytorch_tanh")
     if activation != "gelu_pytorch_tanh":
-        raise UnsupportedModelError(f"hidden_activation {activation!r} is not supported for gemma3.")
+        raise UnsupportedModelError(f"hidden_activation {activation!r} is not supported for a Gemma target.")
+
+
+def refuse_untied(fields: Fields) -> None:
+    """UnsupportedModelError for a head that is not the embedding."""
+    if not fields.boolean("tie_word_embeddings", default=True):
+        raise UnsupportedModelError(
+            f"{fields.source} has tie_word_embeddings=False: a head of its own (lm_head.weight) is not supported; "
+            "every released Gemma shares the embedding."
+        )
+
+
+def _refuse_what_gemma3_lacks(fields: Fields) -> None:
+    refuse_other_activation(fields)
+    refuse_untied(fields)
     if fields.number("attn_logit_softcapping", default=None) is not None:
         raise UnsupportedModelError("attn_logit_softcapping is not supported; no released Gemma 3 sets it.")
     if fields.boolean("use_bidirectional_attention", default=None):
         raise UnsupportedModelError("use_bidirectional_attention makes an encoder; only decoders can be served.")
-    if not fields.boolean("tie_word_embeddings", default=True):
-        raise UnsupportedModelError(
-            f"{fields.source} has tie_word_embeddings=False: a head of its own (lm_head.weight) is not supported; "
-            "every released Gemma 3 shares the embedding."
-        )
 
 
 def end_token_ids(fields: Fields) -> tuple[int, ...]:

@@ -16,6 +16,8 @@ from outrider.models.config import (
     TargetConfig,
     end_token_ids,
     layer_kinds,
+    refuse_other_activation,
+    refuse_untied,
 )
 from outrider.weights.fields import Fields
 
@@ -47,7 +49,7 @@ def gemma4_multimodal_config(fields: Fields, *, norm_offset: float) -> TargetCon
 
     Towers and embedders of other modalities are skipped, not run.
     """
-    _refuse_untied(fields)
+    refuse_untied(fields)
     text = fields.table("text_config")
     model_type = text.text("model_type")
     if model_type not in _TEXT_READERS:
@@ -88,23 +90,13 @@ def _shared(fields: Fields, *, model_type: str, norm_offset: float) -> TargetCon
 
 
 def _refuse_what_we_lack(fields: Fields) -> None:
-    activation = fields.text("hidden_activation", default="gelu_pytorch_tanh")
-    if activation != "gelu_pytorch_tanh":
-        raise UnsupportedModelError(f"hidden_activation {activation!r} is not supported for Gemma 4.")
+    refuse_other_activation(fields)
+    refuse_untied(fields)
     if fields.boolean("attention_bias", default=None):
         raise UnsupportedModelError("attention_bias=True is not supported; no released Gemma 4 sets it.")
     scope = fields.text("use_bidirectional_attention", default=None)
     if scope not in (None, "vision"):  # "vision" concerns image tokens only: text is causal
         raise UnsupportedModelError(f"use_bidirectional_attention={scope!r} is not supported; null and 'vision' are.")
-    _refuse_untied(fields)
-
-
-def _refuse_untied(fields: Fields) -> None:
-    if not fields.boolean("tie_word_embeddings", default=True):
-        raise UnsupportedModelError(
-            f"{fields.source} has tie_word_embeddings=False: a head of its own (lm_head.weight) is not supported; "
-            "every released Gemma 4 shares the embedding."
-        )
 
 
 def _experts(fields: Fields) -> ExpertsSpec | None:
