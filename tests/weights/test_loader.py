@@ -40,7 +40,7 @@ def test_second_load_of_the_embedded_default_is_quick(embedded_checkpoint: Check
 
 def test_embedded_default_declares_its_facts(embedded_checkpoint: Checkpoint) -> None:
     assert embedded_checkpoint.norm_offset == 0.0
-    assert embedded_checkpoint.source_sha256 == "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+    assert embedded_checkpoint.sha256() == "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
     assert embedded_checkpoint.source == locate_target(None)
     assert embedded_checkpoint.tokenizer_path.is_file()
 
@@ -50,7 +50,7 @@ def test_gguf_file(cache: Path, tiny_gguf: Path) -> None:
     checkpoint = load_checkpoint(tiny_gguf, progress=messages.append)
     assert messages == ["Preparing tiny.gguf (once)"]
     assert checkpoint.norm_offset == 0.0
-    assert checkpoint.source_sha256 == hashlib.sha256(tiny_gguf.read_bytes()).hexdigest()
+    assert checkpoint.sha256() == hashlib.sha256(tiny_gguf.read_bytes()).hexdigest()
     assert checkpoint.tensors["model.norm.weight"].shape == (256,)
 
 
@@ -71,9 +71,9 @@ def test_directory(cache: Path, tmp_path: Path) -> None:
     assert checkpoint.norm_offset == 1.0
     assert checkpoint.config == {"model_type": "gemma3_text"}
     assert (checkpoint.source, checkpoint.tokenizer_path) == (path, path / "tokenizer.json")
-    first = checkpoint.source_sha256
+    first = checkpoint.sha256()
     save_file({"model.norm.weight": torch.zeros(4, 4)}, path / "model.safetensors")
-    assert load_checkpoint(path).source_sha256 != first
+    assert load_checkpoint(path).sha256() != first
 
 
 def test_unknown_model_type_is_named(cache: Path, tmp_path: Path) -> None:

@@ -78,13 +78,10 @@ class DFlashDrafter:
         self.hidden_norm = reader.norm("hidden_norm.weight", size)
         self.final_norm = reader.norm("norm.weight", size)
         self.layers = [self._read_layer(reader, i) for i in range(len(config.layers))]
-        self.draft_to_target = self._read_vocabulary(claims, source, target.device)
+        ids = self._read_vocabulary(claims, source, target.device)
         claims.finish()
-        self.head = (
-            target.embedding
-            if self.draft_to_target is None
-            else kernels.pack(select_rows(target.stored_embedding, self.draft_to_target.cpu()))
-        )
+        self.draft_to_target = None if ids is None else ids.to(target.device)
+        self.head = target.embedding if ids is None else kernels.pack(select_rows(target.stored_embedding, ids))
         self.ropes = {
             (spec.rope, spec.head_dim): rope_table(
                 spec.rope,
@@ -111,17 +108,20 @@ class DFlashDrafter:
         )
 
     def _read_vocabulary(self, claims: TensorClaims, source: Path, device: torch.device) -> Tensor | None:
-        """Target id of each draft id, int64 [Vd]; files store it as the difference `d2t` (formats.md §2.5)."""
+        """Target id of each draft id, int64 [Vd] on the CPU; files store the difference `d2t` (formats.md §2.5)."""
         config = self.config
         if config.draft_vocab_size == config.vocab_size:
             return None
-        offsets = claims.take("d2t", (config.draft_vocab_size,)).dequantize(torch.float64).to(torch.int64)
+        stored = claims.take("d2t", (config.draft_vocab_size,))
+        if device.type == "meta":
+            return torch.arange(config.draft_vocab_size)  # any ids: nothing has a value there
+        offsets = stored.dequantize(torch.float64).to(torch.int64)
         ids = offsets + torch.arange(config.draft_vocab_size)
         if bool((ids < 0).any()) or bool((ids >= config.vocab_size).any()) or len(set(ids.tolist())) != len(ids):
             raise WeightsError(
                 f"tensor d2t of {source} does not map to {len(ids)} different ids below {config.vocab_size}."
             )
-        return ids.to(device)
+        return ids
 
     def context_features(self, taps: Tensor) -> Tensor:
         """Target taps [T, taps * N] -> the features every draft layer reads, [T, N]."""

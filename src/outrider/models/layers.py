@@ -44,8 +44,9 @@ class WeightReader:
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def scalar(self, name: str) -> float:
-        """A stored factor of shape [1]."""
-        return float(self.claims.take(name, (1,)).dequantize(torch.float64))
+        """A stored factor of shape [1]; 1 on the meta device, where nothing has a value."""
+        stored = self.claims.take(name, (1,))
+        return 1.0 if self.device.type == "meta" else float(stored.dequantize(torch.float64))
 
 
 @dataclass(frozen=True)

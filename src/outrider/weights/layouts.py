@@ -15,7 +15,7 @@ from outrider.errors import WeightsError
 from outrider.weights.low_bit import INT4_PER_WORD, Float8Weight, Int4Weight, Nvfp4Weight
 from outrider.weights.packed import BlockInt8Weight, DenseWeight, PackedWeight
 from outrider.weights.quantization import Layout, Scheme
-from outrider.weights.safetensors_file import check_finite
+from outrider.weights.safetensors_file import DTYPES, check_finite
 
 _FLOATS = ("F32", "F16", "BF16")
 # Numbers of these kinds mean nothing without scales.
@@ -40,6 +40,15 @@ class Header(NamedTuple):
     path: Path
     dtype: str
     shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """What the tensor takes in the file."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    def blank(self) -> Tensor:
+        """A tensor of this dtype and shape on the meta device, without numbers."""
+        return torch.empty(self.shape, dtype=DTYPES[self.dtype], device="meta")
 
 
 @dataclass(frozen=True)
@@ -102,9 +111,14 @@ def plan_weights(headers: Mapping[str, Header], scheme: Scheme | None, *, source
 
 
 def read_weight(plan: Plan, headers: Mapping[str, Header], read: Callable[[str], Tensor]) -> PackedWeight:
-    """The weight of a plan; WeightsError for numbers that are not finite and scales that are not above zero."""
+    """The weight of a plan; WeightsError for numbers that are not finite and scales that are not above zero.
+
+    Tensors on the meta device have no numbers to check.
+    """
     parts = {role: read(name) for role, name in plan.tensors.items()}
     for role, tensor in parts.items():
+        if tensor.is_meta:
+            continue
         check = _check_scales if role in ("scales", "global_scale") else check_finite
         check(plan.tensors[role], tensor, path=headers[plan.tensors[role]].path)
     scheme, main = plan.scheme, parts["values"]
@@ -258,7 +272,7 @@ def _check_scales(name: str, scales: Tensor, *, path: Path) -> None:
 def _check_stored_shape(
     plan: Plan, headers: Mapping[str, Header], stored: Tensor | None, shape: tuple[int, ...]
 ) -> None:
-    if stored is not None and tuple(stored.tolist()) != shape:
+    if stored is not None and not stored.is_meta and tuple(stored.tolist()) != shape:
         name = plan.tensors["shape"]
         raise WeightsError(
             f"{headers[name].path}: tensor {name} says {tuple(stored.tolist())}, but {plan.tensors['values']} and its "

