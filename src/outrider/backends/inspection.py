@@ -51,17 +51,17 @@ def inspect_target(target: str | None, *, context_length: int, progress: Callabl
     return {
         "source": checkpoint.source.name,
         **_evidence(checkpoint.source),
-        "sha256": checkpoint.source_sha256,
+        **({"sha256": checkpoint.source_sha256} if checkpoint.source_sha256 else {}),
         "model_type": config.model_type,
         "layers": f"{len(kinds)} ({kinds.count('sliding')} sliding, {kinds.count('full')} full)",
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
         "max_positions": config.max_positions,
         **account_weights(checkpoint.tensors, model.skipped_tensors, patterns=config.skipped_tensors),
-        "bf16_bytes": held,
-        **caches,
-        "total_bytes": held + caches["cache_bytes"],
+        "held_in_bf16_bytes": held,
         "context_length": context_length,
+        **caches,
+        "one_request_bytes": held + caches["cache_bytes"],
     }
 
 
@@ -90,10 +90,10 @@ def inspect_drafter(
         "causal_layers": list(config.layer_is_causal),
         "layers": _layers_in_words([layer.kind.value for layer in config.layers], list(config.layer_is_causal)),
         **account_weights(tensors),
-        "bf16_bytes": both_bytes - target_bytes,
-        **caches,
-        "total_with_target_bytes": both_bytes + caches["cache_bytes"] + of_target["cache_bytes"],
+        "held_in_bf16_bytes": both_bytes - target_bytes,
         "context_length": context_length,
+        **caches,
+        "one_request_with_target_bytes": both_bytes + caches["cache_bytes"] + of_target["cache_bytes"],
     }
 
 

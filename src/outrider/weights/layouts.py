@@ -66,6 +66,7 @@ _PARTS = {
     Layout.INT8: Parts("", ("I8",), {"scales": _SCALES}),
     Layout.INT4: Parts("_packed", ("I32",), {"scales": _SCALES}),
     Layout.FLOAT8: Parts("", ("F8_E4M3",), {"scales": _SCALES}),
+    Layout.MODELOPT_FLOAT8: Parts("", ("F8_E4M3",), {"scales": _SCALES}),
     Layout.NVFP4: Parts(
         "_packed", ("U8",), {"scales": ("_scale", ("F8_E4M3",)), "global_scale": ("_global_scale", ("F32",))}
     ),
@@ -131,8 +132,8 @@ def read_weight(plan: Plan, headers: Mapping[str, Header], read: Callable[[str],
         weight = Int4Weight(plan.name, main, scales, parts.get("zero_points"), scheme.group_size)
         _check_stored_shape(plan, headers, parts.get("shape"), weight.shape)
         return weight
-    if scheme.layout == Layout.FLOAT8:
-        return Float8Weight(plan.name, main, _matrix(scales), scheme.block or (0, 0))
+    if scheme.block is not None:
+        return Float8Weight(plan.name, main, _matrix(scales), scheme.block)
     divides = scheme.layout == Layout.NVFP4
     return Nvfp4Weight(plan.name, main, scales, parts["global_scale"].reshape(()), divides=divides)
 
@@ -201,8 +202,8 @@ def _expected_shapes(
 ) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Shapes that each role may have; none at all where the inputs do not make whole groups."""
     *stack, out_features, width = main
-    if scheme.layout == Layout.FLOAT8:
-        return {"scales": _float8_scale_shapes(main, scheme.block or (0, 0))}
+    if scheme.block is not None:
+        return {"scales": _float8_scale_shapes(main, scheme.block)}
     if scheme.layout == Layout.INT4:
         # The last word of a row may be half used, so it is the scales that say how many inputs there are.
         num_groups = scales[-1] if scales else 0
