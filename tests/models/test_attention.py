@@ -72,3 +72,11 @@ def test_pairs_beyond_the_rotated_share_do_not_turn() -> None:
     angles = torch.tensor([1.0, 100.0**-0.25, 0.0, 0.0], dtype=torch.float64) / 2.0
     torch.testing.assert_close(table.cos[2], (2 * angles).cos())
     torch.testing.assert_close(table.sin[2], (2 * angles).sin())
+
+
+def test_rope_table_without_numbers_has_the_same_shape() -> None:
+    sizes = {"head_dim": 8, "num_positions": 3, "dtype": torch.bfloat16}
+    blank = rope_table(RopeSpec(theta=1e4), **sizes, device="meta")
+    table = rope_table(RopeSpec(theta=1e4), **sizes, device=CPU)
+    assert blank.cos.is_meta
+    assert [(part.shape, part.dtype) for part in blank] == [(part.shape, part.dtype) for part in table]

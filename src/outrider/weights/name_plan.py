@@ -91,12 +91,13 @@ def _headers(tensors: Mapping[str, Any], *, source: Path) -> dict[str, Header]:
     headers: dict[str, Header] = {}
     for pattern, entry in tensors.items():
         header = _header(pattern, entry, source=source)
-        names = list(expand_name(pattern, source=source))
-        repeated = [name for name in names if name in headers]
-        if repeated or not names:
-            problem = f"lists tensor {repeated[0]} twice" if repeated else f"has an empty range in {pattern!r}"
-            raise WeightsError(f"{source} {problem}. Make the plan again.")
-        headers |= dict.fromkeys(names, header)
+        num_before = len(headers)
+        for name in expand_name(pattern, source=source):
+            if name in headers:
+                raise WeightsError(f"{source} lists tensor {name} twice. Make the plan again.")
+            headers[name] = header
+        if len(headers) == num_before:
+            raise WeightsError(f"{source} has an empty range in {pattern!r}. Make the plan again.")
     return headers
 
 
