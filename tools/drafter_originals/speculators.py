@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from speculators import SpeculatorsConfig, VerifierConfig
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
-from speculators.models.dflash import core as dflash_core
 from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from torch import Tensor
@@ -26,7 +23,6 @@ from drafter_originals.case import (
     QWEN3_FIELDS,
     TARGET_LAYER_IDS,
     VOCAB_SIZE,
-    WINDOW,
     Case,
     anchors,
     drawn,
@@ -38,12 +34,10 @@ from drafter_originals.case import (
 
 ORIGINAL = "speculators 0.9.0 (PyPI), models/dflash and models/dspark"
 NUM_SLOTS = 6
-HOW = "_backbone_forward over the whole text, its anchors chosen by loss_mask, with torch's scaled_dot_product_attention"
-DEVIATIONS = [
-    f"a row of a sliding layer sees the last {WINDOW} positions, itself included, as vLLM serves these drafters; the "
-    "original's training mask lets every slot of a block see as many rows before the anchor",
-    "taps are random numbers",
-]
+HOW = (
+    "_backbone_forward over the whole text, its anchors chosen by loss_mask, with torch's scaled_dot_product_attention"
+)
+DEVIATIONS = ["taps are random numbers"]
 
 
 def config_fields(algorithm: str, *, sliding_window_non_causal: bool, num_drafts: int) -> dict[str, Any]:
@@ -74,49 +68,23 @@ def random_vocabulary(model: DFlashDraftModel, generator: torch.Generator) -> No
     model.load_vocab_mappings(t2d, ids - torch.arange(DRAFT_VOCAB_SIZE))
 
 
-@contextmanager
-def own_windows() -> Iterator[None]:
-    """Inside this, the original's mask also holds every row of a sliding layer to its own window."""
-    original = dflash_core.create_anchor_block_mask_mod
-
-    def held(**options: Any) -> tuple[Any, int, int]:
-        visible, q_len, kv_len = original(**options)
-        window, starts, size = options["sliding_window"], options["anchor_positions"], options["block_size"]
-        if window is None:
-            return visible, q_len, kv_len
-        block_positions = (starts[:, None] + torch.arange(size)).view(-1)
-        positions = torch.cat([torch.arange(options["total_seq_len"]), block_positions])
-
-        def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            return visible(b, h, q_idx, kv_idx) & (block_positions[q_idx] - positions[kv_idx] < window)
-
-        return mask_mod, q_len, kv_len
-
-    dflash_core.create_anchor_block_mask_mod = held
-    try:
-        yield
-    finally:
-        dflash_core.create_anchor_block_mask_mod = original
-
-
 @torch.no_grad()
 def hidden_and_logits(model: DFlashDraftModel, taps: Tensor) -> tuple[Tensor, Tensor]:
-    """Normed hidden states [A, NUM_SLOTS, N] and base logits [A, NUM_SLOTS, Vd] of every block, in one training pass."""
+    """Normed hidden states [A, NUM_SLOTS, N] and base logits [A, NUM_SLOTS, Vd] of every block, in one pass."""
     num_rows = NUM_ROWS + NUM_SLOTS + 1  # an anchor must have its block, and a token after it, in the text
     token_ids = torch.full((1, num_rows), MASK_TOKEN_ID)
     token_ids[0, ANCHOR_POSITIONS] = torch.tensor(ANCHOR_TOKEN_IDS)
     loss_mask = torch.zeros(1, num_rows)
     loss_mask[0, ANCHOR_POSITIONS] = 1.0
     padded = torch.cat([taps, taps.new_zeros(num_rows - NUM_ROWS, taps.shape[1])])
-    with own_windows():
-        hidden, logits, *_ = model._backbone_forward(
-            padded[None],
-            token_ids,
-            loss_mask,
-            torch.zeros(1, num_rows, HIDDEN_SIZE),
-            torch.zeros(1, num_rows, dtype=torch.long),
-            max_anchors=len(ANCHOR_POSITIONS),
-        )
+    hidden, logits, *_ = model._backbone_forward(
+        padded[None],
+        token_ids,
+        loss_mask,
+        torch.zeros(1, num_rows, HIDDEN_SIZE),
+        torch.zeros(1, num_rows, dtype=torch.long),
+        max_anchors=len(ANCHOR_POSITIONS),
+    )
     shape = (len(ANCHOR_POSITIONS), NUM_SLOTS, -1)
     return hidden.view(shape), logits.view(shape)
 
@@ -124,9 +92,7 @@ def hidden_and_logits(model: DFlashDraftModel, taps: Tensor) -> tuple[Tensor, Te
 def dflash_case(name: str, *, seed: int, sliding_window_non_causal: bool) -> Case:
     """Slot 0 holds the anchor and predicts nothing."""
     generator = generator_of(seed)
-    fields = config_fields(
-        "dflash", sliding_window_non_causal=sliding_window_non_causal, num_drafts=NUM_SLOTS - 1
-    )
+    fields = config_fields("dflash", sliding_window_non_causal=sliding_window_non_causal, num_drafts=NUM_SLOTS - 1)
     model = DFlashDraftModel(DFlashSpeculatorConfig(**fields)).eval()
     fill(model, generator)
     random_vocabulary(model, generator)
@@ -157,9 +123,7 @@ def dspark_case(name: str, *, seed: int) -> Case:
     random_vocabulary(model, generator)
     taps = drawn(generator, NUM_ROWS, len(TARGET_LAYER_IDS) * HIDDEN_SIZE, scale=2.0)
     hidden, logits = hidden_and_logits(model, taps)
-    blocks = [
-        _corrected_block(model, hidden[i], logits[i], anchor=anchor) for i, anchor in enumerate(ANCHOR_TOKEN_IDS)
-    ]
+    blocks = [_corrected_block(model, hidden[i], logits[i], anchor=anchor) for i, anchor in enumerate(ANCHOR_TOKEN_IDS)]
     return Case(
         name=name,
         original=ORIGINAL,

@@ -137,11 +137,13 @@ class _Attention(nn.Module):
         return self
 
     def do_kv_cache_update(self, layer: nn.Module, keys: Tensor, values: Tensor, cache: None, slots: Tensor) -> None:
-        assert layer is self and cache is None and len(slots) == len(keys)
+        assert layer is self
+        assert len(slots) == len(keys)
         self.context = keys, values
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        assert self.context is not None and self.is_causal is not None
+        assert self.context is not None
+        assert self.is_causal is not None
         shape = (len(keys), self.num_kv_heads, self.head_size)
         keys, values = (
             torch.cat([old, new.view(shape)]).repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
@@ -177,10 +179,9 @@ def _rotate(positions: Tensor, heads: Tensor, _: None, head_size: int, cos_sin: 
     split.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
 
 
-def _stand_ins(config: Qwen3Config, aux_layers: Any) -> dict[str, dict[str, Any]]:
+def _stand_ins(aux_layers: Any) -> dict[str, dict[str, Any]]:
     """Module name -> what qwen3_dflash.py takes from it."""
     layers, engine = "vllm.model_executor.layers", SimpleNamespace(use_v2_model_runner=True, cache_config=None)
-    same = lambda each: each  # noqa: E731
     names_only: dict[str, tuple[str, ...]] = {
         "vllm.config": ("CacheConfig", "VllmConfig"),
         f"{layers}.logits_processor": ("LogitsProcessor",),
@@ -204,7 +205,7 @@ def _stand_ins(config: Qwen3Config, aux_layers: Any) -> dict[str, dict[str, Any]
     return found | {
         "regex": {"compile": re.compile},
         "vllm": {"_custom_ops": SimpleNamespace(rms_norm=_rms_norm, rotary_embedding=_rotate)},
-        "vllm.compilation.decorators": {"support_torch_compile": same},
+        "vllm.compilation.decorators": {"support_torch_compile": lambda each: each},
         "vllm.distributed": {"get_tensor_model_parallel_world_size": lambda: 1},
         "vllm.logger": {"init_logger": lambda _: None},
         f"{layers}.attention": {"Attention": _Attention},
@@ -228,19 +229,20 @@ def _stand_ins(config: Qwen3Config, aux_layers: Any) -> dict[str, dict[str, Any]
     }
 
 
-def lifted(root: Path, config: Qwen3Config) -> tuple[ModuleType, Any]:
+def lifted(root: Path) -> tuple[ModuleType, Any]:
     """qwen3_dflash.py as a module, and eagle3_utils.get_eagle3_aux_layers_from_config as a function."""
     tree = ast.parse((root / AUX_LAYERS).read_text())
     wanted = [node for node in tree.body if getattr(node, "name", None) == "get_eagle3_aux_layers_from_config"]
     scope: dict[str, Any] = {"SpeculativeConfig": object}
     exec(compile(ast.Module(wanted, []), str(AUX_LAYERS), "exec"), scope)
     aux_layers = scope["get_eagle3_aux_layers_from_config"]
-    for name, members in _stand_ins(config, aux_layers).items():
+    for name, members in _stand_ins(aux_layers).items():
         module = sys.modules[name] = ModuleType(name)
         module.__dict__.update(members, __path__=[])
     name = "vllm.model_executor.models.qwen3_dflash"
     spec = importlib.util.spec_from_file_location(name, root / MODELS / "qwen3_dflash.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module, aux_layers
@@ -286,7 +288,7 @@ def vllm_case(name: str, *, root: Path, seed: int) -> Case:
         final_logit_softcapping=SOFTCAP,
         dflash_config={"mask_token_id": MASK_TOKEN_ID, "target_layer_ids": TARGET_LAYER_IDS},
     )
-    source, aux_layers = lifted(root, config)
+    source, aux_layers = lifted(root)
     speculative = SimpleNamespace(draft_model_config=SimpleNamespace(hf_config=config))
     engine = SimpleNamespace(speculative_config=speculative, model_config=SimpleNamespace(dtype=torch.float32))
     model = source.DFlashQwen3Model(vllm_config=engine).eval()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,8 +35,8 @@ ORIGINAL = "dflash 0.1.0 (PyPI, z-lab), model.py"
 NUM_SLOTS = 8
 SCALE = HIDDEN_SIZE**0.5  # dflash 0.1.0 scales by what the config says; earlier ones called Gemma's scaled embedding
 SCALE_DEVIATION = (
-    "dflash 0.1.0 multiplies raw embeddings by input_embedding_scale, 1 where the config lacks it; Gemma's drafters were "
-    "trained behind the target's scaled embedding, so the config declares sqrt(hidden_size)"
+    "dflash 0.1.0 multiplies raw embeddings by input_embedding_scale, 1 where the config lacks it; Gemma's drafters "
+    "were trained behind the target's scaled embedding, so the config declares sqrt(hidden_size)"
 )
 
 
@@ -138,6 +137,7 @@ def zlab_case(name: str, *, seed: int, is_causal: bool | None) -> Case:
             "embed_tokens": target.get_input_embeddings().weight.detach(),
             "base_logits": torch.stack(blocks),
         },
+        facts={"layer_is_causal": [layer.self_attn.is_causal for layer in model.layers]},
         save_target=target.save_pretrained if is_causal is not None else None,
     )
 
@@ -159,9 +159,6 @@ def hybrid_case(name: str, *, seed: int) -> Case:
         base = model.compute_logits(hidden, _output_head(target)).detach()
         blocks.append(_corrected_block(model.markov_head, base, anchor=anchor))
 
-    def save(path: Path) -> None:
-        model.save_pretrained(path)
-
     return Case(
         name=name,
         original=f"{ORIGINAL}; DeepSpec @afdfa7c9382a, markov_head.py",
@@ -173,7 +170,7 @@ def hybrid_case(name: str, *, seed: int) -> Case:
             "taps are random numbers",
         ],
         seed=seed,
-        save=save,
+        save=model.save_pretrained,
         golden={
             **anchors(),
             "taps": taps,
