@@ -1,29 +1,24 @@
 """Make tests/golden/drafters/: random drafters in float32, as their originals publish them and as these run them.
 
-A case is a directory: config.json and model.safetensors of the drafter under the original's own names;
+A case is a directory: `drafter/`, config.json and model.safetensors under the original's own names;
 golden.safetensors, what goes in (context taps, blocks, the target's embedding where the drafter has none) and the
 logits, drafts and confidences that come out; golden.json, which original, which version, every deviation from it.
-Where `target/` lies beside them, the taps are those of that target over `token_ids`.
+Where a `target/` lies beside them, the taps are those of that target over `token_ids`.
 
-The originals are run, never copied. Each is a directory that an option names; the cases of one that is not named stay
-as they are (`hybrid-root` needs the first two):
+The originals are run, never copied, in an environment of their own: `pip install -e ".[golden-drafters]"` brings
+z-lab's dflash and speculators with the last transformers that DeepSpec knows. Two are no packages:
 
-    --dflash DIR       python -m pip install --no-deps --target DIR dflash==0.1.0
-    --deepspec DIR     git clone https://github.com/deepseek-ai/DeepSpec DIR, commit afdfa7c9382a
-    --speculators DIR  python -m pip install --no-deps --target DIR speculators==0.9.0; its imports need openai,
-                       datasets, loguru, pydantic-settings, aiohttp and hs-connectors in the environment
-    --vllm DIR         python -m pip download --no-deps vllm==0.33.0, and unzip -d DIR the wheel's
-                       vllm/model_executor/models/qwen3_dflash.py and
-                       vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py
+    --deepspec DIR  git clone https://github.com/deepseek-ai/DeepSpec DIR, commit afdfa7c9382a
+    --vllm DIR      pip download --no-deps vllm==0.33.0, and from the wheel, unzipped into DIR,
+                    vllm/model_executor/models/qwen3_dflash.py and vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py
 
-`make golden` calls it without any, unless ORIGINALS holds options. Tests only read the result.
+The cases of an original that is not there stay as they are, as they do in `make golden`. Tests only read the result.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import shlex
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,34 +67,43 @@ def vllm(root: Path) -> Iterator[Case]:
     yield vllm_case("vllm-dflash-causal", root=root, seed=51)
 
 
-def made(options: argparse.Namespace) -> Iterator[Case]:
-    """The cases whose originals are at hand."""
-    if options.dflash:
+def made(present: dict[str, Path]) -> Iterator[Case]:
+    """The cases whose originals are present."""
+    if "dflash" in present:
         yield from zlab()
-    if options.deepspec:
+    if "deepspec" in present:
         yield from deepspec()
-    if options.dflash and options.deepspec:
+    if "dflash" in present and "deepspec" in present:
         yield from hybrid()
-    if options.speculators:
+    if "speculators" in present:
         yield from speculators()
+    if "vllm" in present:
+        yield from vllm(present["vllm"])
+
+
+def originals() -> Iterator[tuple[str, Path]]:
+    """The originals that are present and where; says which are not."""
+    parser = argparse.ArgumentParser(description="Make tests/golden/drafters/ from the original drafters.")
+    parser.add_argument("--deepspec", type=Path, metavar="DIR", help="a clone of deepseek-ai/DeepSpec")
+    parser.add_argument("--vllm", type=Path, metavar="DIR", help="the unzipped files of the vllm wheel")
+    options = parser.parse_args()
+    if options.deepspec:
+        sys.path.append(str(options.deepspec.resolve()))
+    for name in ("dflash", "deepspec", "speculators"):
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            yield name, Path(spec.origin)
+        else:
+            print(f"{name} is not there: its cases stay as they are")
     if options.vllm:
-        yield from vllm(options.vllm)
+        yield "vllm", options.vllm
+    else:
+        print("no --vllm: its case stays as it is")
 
 
 def main() -> None:
-    """Write the fixtures whose originals are named."""
-    parser = argparse.ArgumentParser(description="Make tests/golden/drafters/ from the originals.")
-    originals = ("dflash", "deepspec", "speculators", "vllm")
-    for name in originals:
-        parser.add_argument(f"--{name}", type=Path, metavar="DIR", help=f"directory of the original {name}")
-    options = parser.parse_args(sys.argv[1:] or shlex.split(os.environ.get("ORIGINALS", "")))
-    for name in originals:
-        folder = getattr(options, name)
-        if folder is None:
-            print(f"no --{name}: the cases that need it stay as they are")
-        elif name != "vllm":  # a whole vLLM is never imported
-            sys.path.append(str(folder.resolve()))
-    for case in made(options):
+    """Write the fixtures whose originals are present."""
+    for case in made(dict(originals())):
         case.write()
         print(case.name)
 

@@ -65,10 +65,8 @@ class Case:
         """Replace the case's directory."""
         folder = FOLDER / self.name
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        _keep_published(self.save, folder)
+        _keep_published(self.save, folder / "drafter")
         if self.save_target is not None:
-            (folder / "target").mkdir()
             _keep_published(self.save_target, folder / "target")
         save_file({name: tensor.contiguous() for name, tensor in self.golden.items()}, folder / "golden.safetensors")
         facts = {
@@ -86,6 +84,7 @@ class Case:
 
 def _keep_published(save: Callable[[Path], None], folder: Path) -> None:
     """Config and weights as `save` writes them, the weights in bfloat16 (they were drawn so that nothing is lost)."""
+    folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as saved:
         save(Path(saved))
         shutil.copy(Path(saved) / "config.json", folder)

@@ -136,7 +136,7 @@ class _Attention(nn.Module):
     def impl(self) -> _Attention:
         return self
 
-    def do_kv_cache_update(self, layer: nn.Module, keys: Tensor, values: Tensor, cache: None, slots: Tensor) -> None:
+    def do_kv_cache_update(self, layer: nn.Module, keys: Tensor, values: Tensor, _cache: None, slots: Tensor) -> None:
         assert layer is self
         assert len(slots) == len(keys)
         self.context = keys, values
