@@ -6,7 +6,7 @@ logits, drafts and confidences that come out; golden.json, which original, which
 Where a `target/` lies beside them, the taps are those of that target over `token_ids`.
 
 The originals are run, never copied, in an environment of their own: `pip install -e ".[golden-drafters]"` brings
-z-lab's dflash and speculators with the last transformers that DeepSpec knows. Two are no packages:
+z-lab's dflash and speculators, with a transformers whose Gemma 4 config DeepSpec understands. Two are no packages:
 
     --deepspec DIR  git clone https://github.com/deepseek-ai/DeepSpec DIR, commit afdfa7c9382a
     --vllm DIR      pip download --no-deps vllm==0.33.0, and from the wheel, unzipped into DIR,

@@ -87,9 +87,9 @@ def context(drafter: DFlashDrafter, case: str, taps: Tensor) -> LayerCaches:
         dtype=torch.float64,
         device=CPU,
     )
-    for seat, end in enumerate(positions.tolist()):
-        for rows in torch.arange(end).split(MAX_ROWS - 1):
-            drafter.write_context(taps[rows].double(), torch.full_like(rows, seat), rows, caches)
+    for rows in torch.arange(len(taps)).split(MAX_ROWS - 1):
+        seats, columns = (rows < positions[:, None]).nonzero(as_tuple=True)
+        drafter.write_context(taps[rows[columns]].double(), seats, rows[columns], caches)
     return caches
 
 
