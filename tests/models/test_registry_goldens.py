@@ -33,8 +33,13 @@ from outrider.weights.packed import DenseWeight
 from tests.toy import CPU, toy_checkpoint, toy_target_config
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "drafters"
-CASES = sorted(folder.name for folder in GOLDEN.iterdir())
-MARKOV_CASES = [name for name in CASES if name.startswith(("deepspec", "hybrid")) or name.endswith("dspark")]
+ZLAB = ["zlab-dflash", "zlab-dflash-causal", "vllm-dflash-causal", "hybrid-root"]
+DEEPSPEC_GEMMA4 = ["deepspec-gemma4-vanilla", "deepspec-gemma4-gated", "deepspec-gemma4-rnn"]
+SPECULATORS = ["speculators-dflash", "speculators-dflash-two-way", "speculators-dspark"]
+GEMMAS = [*ZLAB, *DEEPSPEC_GEMMA4]  # trained with Gemma's scaled embeddings and its soft-cap
+WINDOWED = [*ZLAB, *SPECULATORS]
+CASES = [*ZLAB, *DEEPSPEC_GEMMA4, "deepspec-qwen3", *SPECULATORS]
+MARKOV_CASES = ["hybrid-root", *DEEPSPEC_GEMMA4, "deepspec-qwen3", "speculators-dspark"]
 WITH_TARGET = "zlab-dflash"
 TARGET_LAYER_IDS = (1, 3, 4)
 TOLERANCE = 1e-5  # of the largest number; the originals ran in float32, ours runs in float64
@@ -130,7 +135,9 @@ def test_a_config_says_what_its_original_makes_of_it(case: str) -> None:
     config = drafter_of(case).config
     assert config.target_layer_ids == TARGET_LAYER_IDS  # those of speculators count one more
     assert config.max_draft_length == golden(case)["base_logits"].shape[1]
-    assert list(config.layer_is_causal) == facts(case).get("layer_is_causal", list(config.layer_is_causal))
+    stated = facts(case)
+    assert list(config.layer_is_causal) == stated.get("layer_is_causal", list(config.layer_is_causal))
+    assert stated.get("aux_layers", [2, 4, 5]) == [layer_id + 1 for layer_id in TARGET_LAYER_IDS]  # vLLM's count
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -213,19 +220,19 @@ def test_taps_of_neighbouring_layers_show(shift: int) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_embeddings_scaled_otherwise_show(case: str) -> None:
     drafter = drafter_of(case)
-    is_scaled = case not in ("deepspec-qwen3", "speculators-dflash", "speculators-dflash-two-way", "speculators-dspark")
+    is_scaled = case in GEMMAS
     drafter.config = replace(drafter.config, embedding_scale=1.0 if is_scaled else None)
     assert base_error(drafter, case) > MIN_MUTANT_ERROR
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("deepspec")])
+@pytest.mark.parametrize("case", [*DEEPSPEC_GEMMA4, "deepspec-qwen3"])
 def test_the_targets_embedding_for_the_drafters_own_shows(case: str) -> None:
     drafter = drafter_of(case)
     drafter.embedding = drafter.target.embedding
     assert base_error(drafter, case) > MIN_MUTANT_ERROR
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(("deepspec", "speculators"))])
+@pytest.mark.parametrize("case", [*DEEPSPEC_GEMMA4, "deepspec-qwen3", *SPECULATORS])
 def test_the_targets_head_for_the_drafters_own_shows(case: str) -> None:
     drafter = drafter_of(case)
     rows = drafter.draft_to_target
@@ -233,7 +240,7 @@ def test_the_targets_head_for_the_drafters_own_shows(case: str) -> None:
     assert base_error(drafter, case) > MIN_MUTANT_ERROR
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(("zlab", "vllm", "hybrid", "deepspec-g"))])
+@pytest.mark.parametrize("case", GEMMAS)
 def test_a_missing_soft_cap_shows(case: str) -> None:
     drafter = drafter_of(case)
     drafter.config = replace(drafter.config, final_logit_softcapping=None)
@@ -254,7 +261,7 @@ def test_flipped_causality_of_one_layer_shows(case: str, layer_index: int) -> No
 
 
 @pytest.mark.parametrize("by", [-1, 1])
-@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("deepspec")])
+@pytest.mark.parametrize("case", WINDOWED)
 def test_a_window_off_by_one_shows(case: str, by: int) -> None:
     drafter = drafter_of(case)
     windows = [layer.sight.window for layer in drafter.layers]
@@ -263,10 +270,10 @@ def test_a_window_off_by_one_shows(case: str, by: int) -> None:
     assert base_error(drafter, case) > MIN_MUTANT_ERROR
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("deepspec")])
+@pytest.mark.parametrize("case", WINDOWED)
 def test_a_window_that_counts_from_elsewhere_shows(case: str) -> None:
     drafter = drafter_of(case)
-    assert drafter.layers[0].sight.from_anchor == case.startswith("speculators")
+    assert drafter.layers[0].sight.from_anchor == (case in SPECULATORS)
     drafter.layers[0] = with_sight(drafter.layers[0], from_anchor=not drafter.layers[0].sight.from_anchor)
     assert base_error(drafter, case) > MIN_MUTANT_ERROR
 
@@ -305,7 +312,7 @@ def test_a_slots_own_token_for_the_one_before_shows(case: str) -> None:
     assert corrected_error(drafter_of(case), case, previous=golden(case)["greedy_drafts"]) > MIN_MUTANT_ERROR
 
 
-@pytest.mark.parametrize("case", [case for case in MARKOV_CASES if case.startswith(("deepspec-g", "hybrid"))])
+@pytest.mark.parametrize("case", ["hybrid-root", *DEEPSPEC_GEMMA4])
 def test_a_soft_cap_on_the_markov_bias_shows(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, bias = drafter_of(case), MarkovHead.bias
     cap = drafter.config.final_logit_softcapping

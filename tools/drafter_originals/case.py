@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import Gemma4TextConfig
 
 FOLDER = Path(__file__).resolve().parents[2] / "tests" / "golden" / "drafters"
 
@@ -45,6 +46,37 @@ QWEN3_FIELDS: dict[str, Any] = {
     "attention_bias": False,
     "tie_word_embeddings": True,
 }
+
+
+def gemma4_text_config(intermediate_size: int) -> Gemma4TextConfig:
+    """A target of six layers as the 31B and 12B are: two head sizes, K=V full layers, partial rotation, soft-cap."""
+    sliding, full = "sliding_attention", "full_attention"
+    return Gemma4TextConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=NUM_TARGET_LAYERS,
+        num_attention_heads=NUM_HEADS,
+        num_key_value_heads=NUM_KV_HEADS,
+        head_dim=HEAD_DIM,
+        global_head_dim=2 * HEAD_DIM,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        sliding_window=WINDOW,
+        layer_types=[sliding, sliding, full, sliding, sliding, full],
+        rope_parameters={
+            sliding: {"rope_type": "default", "rope_theta": 1e4},
+            full: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        },
+        hidden_size_per_layer_input=0,
+        num_kv_shared_layers=0,
+        enable_moe_block=False,
+        final_logit_softcapping=SOFTCAP,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=1,
+    )
 
 
 @dataclass

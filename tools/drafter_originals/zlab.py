@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from dflash.model import DFlashDraftModel, _output_head, _raw_input_embeddings, extract_context_feature
 from torch import Tensor, nn
-from transformers import Gemma4ForCausalLM, Gemma4TextConfig, Qwen3Config
+from transformers import Gemma4ForCausalLM, Qwen3Config
 
 from drafter_originals.case import (
     ANCHOR_POSITIONS,
@@ -26,6 +26,7 @@ from drafter_originals.case import (
     block_ids,
     drawn,
     fill,
+    gemma4_text_config,
     generator_of,
     stacked,
     walk,
@@ -42,33 +43,7 @@ SCALE_DEVIATION = (
 
 def tiny_target(generator: torch.Generator) -> Gemma4ForCausalLM:
     """A Gemma 4 text model of six layers that the drafters of this file read."""
-    sliding, full = "sliding_attention", "full_attention"
-    config = Gemma4TextConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=HIDDEN_SIZE,
-        intermediate_size=24,
-        num_hidden_layers=NUM_TARGET_LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        global_head_dim=16,
-        num_global_key_value_heads=1,
-        attention_k_eq_v=True,
-        sliding_window=8,
-        layer_types=[sliding, sliding, full, sliding, sliding, full],
-        rope_parameters={
-            sliding: {"rope_type": "default", "rope_theta": 1e4},
-            full: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-        },
-        hidden_size_per_layer_input=0,
-        num_kv_shared_layers=0,
-        enable_moe_block=False,
-        final_logit_softcapping=SOFTCAP,
-        max_position_embeddings=256,
-        pad_token_id=0,
-        bos_token_id=2,
-        eos_token_id=1,
-    )
+    config = gemma4_text_config(intermediate_size=24)
     target = Gemma4ForCausalLM(config).eval()
     fill(target, generator)
     return target
