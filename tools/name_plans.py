@@ -401,17 +401,13 @@ DRAFTER_26B = {
 }
 MARKOV = {"markov_rank": 256, "markov_head_type": "vanilla"}
 DSPARK_12B = {
+    **TEXT,  # DeepSpec writes a whole text config; what nobody quotes of it is taken to be the target's
     "architectures": ["Gemma4DSparkModel"],
     "model_type": "gemma4_text",
-    "attention_bias": False,
     "attention_k_eq_v": True,
     "block_size": 7,
     "confidence_head_with_markov": True,
-    "dtype": "bfloat16",
     "enable_confidence_head": True,
-    "final_logit_softcapping": 30.0,
-    "global_head_dim": 512,
-    "hidden_activation": "gelu_pytorch_tanh",
     "hidden_size": 3840,
     "intermediate_size": 15360,
     "layer_types": ["full_attention"] * 5,
@@ -420,12 +416,10 @@ DSPARK_12B = {
     "num_attention_heads": 16,
     "num_global_key_value_heads": 1,
     "num_hidden_layers": 5,
+    "num_key_value_heads": 8,
     "num_target_layers": 48,
-    "rms_norm_eps": 1e-06,
-    "rope_parameters": {"full_attention": ROPE["full_attention"]},
     "target_layer_ids": [5, 17, 29, 41, 46],
     "tie_word_embeddings": False,
-    "vocab_size": 262144,
     **MARKOV,
 }
 
@@ -494,7 +488,8 @@ def write_drafters() -> None:
     for name, config in (("gemma-4-31B-it-DFlash", DRAFTER_31B), ("gemma-4-26B-A4B-it-DFlash", DRAFTER_26B)):
         write(name, f"z-lab/{name}", config, dflash_tensors(config), listing, evidence="read")
     name = "dspark_gemma4_12b_block7"
-    write(name, f"deepseek-ai/{name}", DSPARK_12B, dspark_tensors(), listing, evidence="read")
+    config_source = "published config.json; fields not quoted of it are those of its target"
+    write(name, f"deepseek-ai/{name}", DSPARK_12B, dspark_tensors(), [listing[0], config_source], evidence="read")
     markov: Tensors = {f"markov_head.markov_{part}.weight": ("BF16", (262144, 256)) for part in ("w1", "w2")}
     name = "DSpark-Gemma-4-31B-draft"
     sources = ["its card: z-lab's backbone for the 31B, retrained, with a vanilla Markov head of rank 256"]

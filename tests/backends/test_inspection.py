@@ -129,19 +129,20 @@ def test_memory_of_a_full_size_target() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "target"),
+    ("drafter", "target", "num_tensors", "heads"),
     [
-        ("gemma-4-31B-it-DFlash", "gemma-4-31B-it"),
-        ("gemma-4-31B-it-DFlash", "Gemma-4-31B-IT-NVFP4"),
-        ("gemma-4-26B-A4B-it-DFlash", "gemma-4-26B-A4B-it-AWQ-4bit"),
-        ("DSpark-Gemma-4-31B-draft-backbone-only", "gemma-4-31B-it"),
+        ("gemma-4-31B-it-DFlash", "gemma-4-31B-it", 58, None),
+        ("gemma-4-31B-it-DFlash", "Gemma-4-31B-IT-NVFP4", 58, None),
+        ("gemma-4-26B-A4B-it-DFlash", "gemma-4-26B-A4B-it-AWQ-4bit", 58, None),
+        ("DSpark-Gemma-4-31B-draft", "Gemma-4-31B-IT-NVFP4", 60, "vanilla Markov of rank 256"),
+        ("DSpark-Gemma-4-31B-draft-backbone-only", "gemma-4-31B-it", 58, None),
     ],
 )
-def test_a_full_size_drafter(drafter: str, target: str) -> None:
+def test_a_full_size_drafter(drafter: str, target: str, num_tensors: int, heads: str | None) -> None:
     found = inspect_drafter(plan_path(drafter), target=plan_path(target))
     assert found["layers"] == "5 (4 sliding causal, 1 full bidirectional)"
-    assert found["block"] == "16 slots, 15 drafts"
-    assert (found["tensors_loaded"], found["tensors_skipped"]) == (58, {})
+    assert (found["block"], found["heads"]) == ("16 slots, 15 drafts: same position", heads)
+    assert (found["tensors_loaded"], found["tensors_skipped"]) == (num_tensors, {})
     assert found["cache_bytes_per_token"] == 2 * 8 * 128 * 2
     of_target = inspect_target(plan_path(target))
     own = found["held_in_bf16_bytes"] + found["cache_bytes"]
@@ -149,6 +150,18 @@ def test_a_full_size_drafter(drafter: str, target: str) -> None:
     assert found["one_request_with_target_bytes"] == of_target["one_request_bytes"] + own
     is_read = not drafter.startswith("DSpark")
     assert found["evidence"].startswith("read: " if is_read else "derived: names are derived")
+
+
+def test_a_full_size_dspark_drafter() -> None:
+    found = inspect_drafter(plan_path("dspark_gemma4_12b_block7"), target=plan_path("gemma-4-12B-it"))
+    assert found["layers"] == "5 (5 full bidirectional)"
+    assert (found["block"], found["heads"]) == (
+        "7 slots, 7 drafts: next position",
+        "vanilla Markov of rank 256, confidence",
+    )
+    assert (found["tensors_loaded"], found["tensors_skipped"]) == (74, {})
+    assert found["evidence"].startswith("read: ")
+    assert found["cache_bytes_per_token"] == 5 * 2 * 512 * 2
 
 
 def test_a_drafter_of_another_target_is_refused() -> None:

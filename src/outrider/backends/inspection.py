@@ -20,6 +20,7 @@ from outrider.core import SamplingParams
 from outrider.engine.engine import EngineConfig
 from outrider.kernels.ops import select_kernels
 from outrider.kernels.reference import TorchKernels
+from outrider.models.drafter_config import DrafterConfig
 from outrider.models.gemma import GemmaTarget
 from outrider.models.registry import load_drafter, load_target, target_config
 from outrider.weights.loader import Checkpoint, load_checkpoint, load_safetensors_dir
@@ -83,13 +84,14 @@ def inspect_drafter(
         "drafter": config.name,
         **_evidence(path),
         "block_size": config.block_size,
-        "block": f"{config.block_size} slots, {config.max_draft_length} drafts",
+        "block": f"{config.block_size} slots, {config.max_draft_length} drafts: {config.layout.value}",
         "num_speculative_tokens": config.num_speculative_tokens,
         "target_layer_ids": list(config.target_layer_ids),
         "draft_vocab_size": config.draft_vocab_size,
         "causal_layers": list(config.layer_is_causal),
         "layers": _layers_in_words([layer.kind.value for layer in config.layers], list(config.layer_is_causal)),
-        **account_weights(tensors),
+        "heads": _heads_in_words(config),
+        **account_weights(tensors, built.skipped_tensors, patterns=config.skipped_tensors),
         "held_in_bf16_bytes": both_bytes - target_bytes,
         "context_length": context_length,
         **caches,
@@ -125,6 +127,13 @@ def _layers_in_words(kinds: list[str], is_causal: list[bool]) -> str:
     ]
     counted = ", ".join(f"{number} {word}" for word, number in Counter(words).items())
     return f"{len(words)} ({counted})"
+
+
+def _heads_in_words(config: DrafterConfig) -> str | None:
+    """For example "vanilla Markov of rank 256, confidence"."""
+    markov = f"{config.markov.kind.value} Markov of rank {config.markov.rank}" if config.markov else None
+    confidence = "confidence" if config.confidence else None
+    return ", ".join(head for head in (markov, confidence) if head) or None
 
 
 def probe_drafting(target: str | None, *, drafter: str, kernels: str, device: str) -> dict[str, Any]:
