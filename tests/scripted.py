@@ -127,7 +127,9 @@ class TableTarget:
 
     def __init__(self, table: Tensor, *, eos_token_ids: tuple[int, ...] = ()) -> None:
         self.table, self.dtype, self.device = table.to(torch.float64), torch.float64, CPU
-        self.config: Any = SimpleNamespace(vocab_size=len(table), layers=(), eos_token_ids=eos_token_ids)
+        self.config: Any = SimpleNamespace(
+            vocab_size=len(table), layers=(), eos_token_ids=eos_token_ids, placeholders=()
+        )
         self.kernels: Any = SimpleNamespace(name="table", own_threads=nullcontext)
         self.passes: list[Rows] = []
 

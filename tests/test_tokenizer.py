@@ -61,6 +61,7 @@ def test_begin_token_is_optional(tokenizer: Tokenizer) -> None:
     with_bos = tokenizer.encode("Hello")
     assert with_bos[0] == tokenizer.bos_id == 2
     assert tokenizer.encode("Hello", add_bos=False) == with_bos[1:]
+    assert tokenizer.encode("<bos>Hello") == with_bos
     assert tokenizer.encode("") == [2]
     assert tokenizer.encode("", add_bos=False) == []
 
