@@ -190,12 +190,7 @@ def test_the_text_part_of_a_multimodal_config() -> None:
 
 @pytest.mark.parametrize("model_type", ["gemma4_text", "gemma4_unified_text"])
 def test_placeholders_are_those_declared_else_those_of_every_release(model_type: str) -> None:
-    text = {
-        key: value
-        for key, value in DENSE.items()
-        if key != "hidden_size_per_layer_input" or "unified" not in model_type
-    }
-    wrapped = {"text_config": {**text, "model_type": model_type}, "image_token_id": 91, "video_token_id": None}
+    wrapped = {"text_config": {**DENSE, "model_type": model_type}, "image_token_id": 91, "video_token_id": None}
     config = gemma4_multimodal_config(Fields(wrapped, source="a-target"), norm_offset=0.0)
     assert config.placeholders == (
         Placeholder(text="<|image|>", token_id=91),
