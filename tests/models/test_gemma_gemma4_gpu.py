@@ -63,13 +63,15 @@ EXPERTS = {
     "moe_intermediate_size": EXPERT_INNER,
 }
 SHAPES = {"31B": DENSE, "26B-A4B": {**DENSE, **EXPERTS}}
-# A row's error is that of its vector, relative to the vector's length; a layer's is the median of its rows', which no
-# near tie of a router moves. bfloat16 rounds by up to 2^-9, and about twelve roundings a layer lie on the way to the
-# next: over six layers sqrt(72) * 2^-9 = 1.7 % where nothing grows; twice that is allowed. Two bfloat16 runs differ by
-# sqrt(2) times as much. What mutants do is above both.
-TOLERANCE = 0.035
-TOLERANCE_OF_TWO = 0.05
-WORST_ROW = 0.1  # of all rows and layers, where both runs take the same experts
+# A row's error is that of its vector, relative to the vector's length; a layer's is the median of its rows'. bfloat16
+# rounds by up to 2^-9, and about twelve roundings a layer lie on the way to the next: over six layers
+# sqrt(72) * 2^-9 = 1.7 % where nothing grows (1.5 % on a CPU), and half as much again is allowed.
+# Two bfloat16 runs differ by sqrt(2) times that; the nearest mutant, a rotation of the wrong pairs, is 5 % off. With
+# experts each run chooses for itself at near ties, and later rows attend to a row that got another expert: 4 % on a
+# CPU, where a mutant of the router is 20 % off.
+TOLERANCE = 0.025
+TOLERANCE_OF_TWO = {"31B": 0.035, "26B-A4B": 0.08}
+WORST_ROW = 0.08  # of all rows and layers, where both runs take the same experts
 
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -77,7 +79,7 @@ every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", ma
 
 def random_tensors(shape: str) -> dict[str, Tensor]:
     """Weights in bfloat16 by transformers' names; norms and scales spread around 1."""
-    generator = torch.Generator().manual_seed(8)
+    generator = torch.Generator().manual_seed(6)
     tensors: dict[str, Tensor] = {}
 
     def add(name: str, *size: int, spread: float = 0.1) -> None:
@@ -98,7 +100,7 @@ def random_tensors(shape: str) -> dict[str, Tensor]:
         for part in ("gate", "up", "down"):
             add(f"{layer}.mlp.{part}_proj.weight", *((SIZE, INNER) if part == "down" else (INNER, SIZE)))
         for part in "qk":
-            add_factor(f"{layer}.self_attn.{part}_norm.weight", head_dim, around=0.4)
+            add_factor(f"{layer}.self_attn.{part}_norm.weight", head_dim, around=0.55)
         for place in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
             add_factor(f"{layer}.{place}_layernorm.weight", SIZE)
         add_factor(f"{layer}.layer_scalar", 1)
@@ -222,7 +224,7 @@ def transformers_layers(shape: str, device: str) -> list[Tensor]:
     """What transformers makes of the same weights in bfloat16, as `run_layers` has it."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("transformers.models.gemma4", reason="this transformers has no Gemma 4")
-    config = transformers.Gemma4TextConfig(**SHAPES[shape], attn_implementation="eager")
+    config = transformers.Gemma4TextConfig(**SHAPES[shape], attn_implementation="eager", experts_implementation="eager")
     model = transformers.Gemma4ForCausalLM._from_config(config, dtype=torch.bfloat16).to(device).eval()
     missing, unexpected = model.load_state_dict(random_tensors(shape), strict=False)
     assert (set(missing) - {"lm_head.weight"}, unexpected) == (set(), [])
@@ -239,7 +241,7 @@ def transformers_layers(shape: str, device: str) -> list[Tensor]:
 def test_bfloat16_is_near_transformers(shape: str, device: str) -> None:
     theirs = transformers_layers(shape, device)
     errors = row_errors(run_layers(random_target(shape, device), token_ids_of(device)), theirs)
-    assert layer_error(errors) < TOLERANCE_OF_TWO
+    assert layer_error(errors) < TOLERANCE_OF_TWO[shape]
 
 
 def every_pair_turns(config: TargetConfig) -> TargetConfig:
@@ -274,7 +276,7 @@ def test_a_difference_left_out_is_farther_than_rounding(name: str, device: str) 
         device=right.device,
         context_length=CONTEXT_LENGTH,
     )
-    assert layer_error(errors_against_float32(mutant, "31B", device)) > TOLERANCE_OF_TWO
+    assert layer_error(errors_against_float32(mutant, "31B", device)) > TOLERANCE_OF_TWO["31B"]
 
 
 @every_device
@@ -283,7 +285,7 @@ def test_a_router_scale_left_out_is_farther_than_rounding(name: str, device: str
     tensors = random_tensors("26B-A4B")
     tensors |= {each: torch.ones_like(values) for each, values in tensors.items() if each.endswith(name)}
     mutant = random_target("26B-A4B", device, tensors=tensors)
-    assert layer_error(errors_against_float32(mutant, "26B-A4B", device)) > TOLERANCE_OF_TWO
+    assert layer_error(errors_against_float32(mutant, "26B-A4B", device)) > TOLERANCE_OF_TWO["26B-A4B"]
 
 
 PROMPT, NUM_TOKENS = [2, 40, 41, 42, 77, 12, 60, 9, 33, 34, 35], 48
