@@ -1,8 +1,7 @@
 """T-023: a layer that reads another's keys and values owns no cache and never writes; without a donor it is refused.
 
 Rollback trims nothing: a rejected row is overwritten by the row that takes its position, so writes are all there is to
-count. Seen red: sharing layers writing too; a cache for every layer; the sliding reader taking the full layer's source;
-num_kv_shared_layers allowed to be all of them.
+count. Seen red: sharing layers writing too; a cache for every layer; num_kv_shared_layers allowed to be all of them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rotary attention depends on distances only, so contexts that share what the window shows draft the same wherever they
 end: no rebasing is needed, and rotary tables reach to the end of the context and a block beyond. A window of W shows
 each slot itself and the W - 1 positions before it, the block's own included, as Hugging Face's models count.
-Seen red: keys written with positions rebased to 0; a window measured from the anchor; queries numbered one too high.
+Seen red: keys numbered otherwise than queries; a window measured from the anchor; blocks numbered from the window on.
 """
 
 from __future__ import annotations

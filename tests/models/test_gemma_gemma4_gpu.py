@@ -1,7 +1,7 @@
 """Shrunken 31B and 26B-A4B in bfloat16: near our own float32 and transformers; greedy text equals plain, bit for bit.
 
-Where there is no CUDA device the same tests run on the CPU alone.
-Seen red: every mutant below; a proposer whose rejected drafts are kept; passes without a constant number of rows.
+The distances are measured on the CPU as well; equal bits in bfloat16 are promised on CUDA alone.
+Seen red: every mutant below; one rejected draft kept; verify rows of which the last two share a position.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ TOLERANCE_OF_TWO = {"31B": 0.035, "26B-A4B": 0.08}
 WORST_ROW = 0.08  # of all rows and layers, where both runs take the same experts
 
 every_shape = pytest.mark.parametrize("shape", SHAPES)
+on_cuda = pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)])
 every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 
@@ -326,7 +327,7 @@ def written(target: GemmaTarget, proposer: Proposer | None) -> tuple[list[int], 
     return request.output_token_ids, request.logprobs, request.acceptance.num_accepted_tokens
 
 
-@every_device
+@on_cuda
 @every_shape
 def test_greedy_text_equals_plain_bit_for_bit(shape: str, device: str) -> None:
     target = random_target(shape, device)
