@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import Gemma4Config, Gemma4Model
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from outrider.kernels.cpu import CpuKernels
 from outrider.kernels.reference import TorchKernels
 from outrider.models.attention import GivenRows, Rows
 from outrider.models.gemma import GemmaTarget
@@ -97,6 +98,16 @@ def test_the_pad_tokens_per_layer_embedding_matters() -> None:
     target.config = replace(target.config, pad_token_id=PAD_ID + 1)
     ours = decode_given(target, token_ids, given, [NUM_ROWS])
     assert relative_error(ours[-1], expected[-1]) > 1e-2
+
+
+def test_chunks_give_the_same_bits_with_row_invariant_kernels(cpu_kernels: CpuKernels) -> None:
+    token_ids, given = given_prompt()
+    given = GivenRows(given.is_given, given.embeddings.float())
+    place = {"kernels": cpu_kernels, "dtype": torch.float32, "device": CPU, "context_length": CONTEXT_LENGTH}
+    target = load_target(as_checkpoint(shrunken_model("E2B", torch.float32)), **place)  # type: ignore[arg-type]
+    whole, *others = [decode_given(target, token_ids, given, chunks)[-1] for chunks in CHUNKINGS]
+    assert bool(whole.isfinite().all())
+    assert all(torch.equal(whole, other) for other in others)
 
 
 def test_tokens_own_embeddings_given_change_no_bit() -> None:
