@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,9 +12,18 @@ from torch.nn import functional
 
 from outrider.kernels.ops import Kernels
 from outrider.kernels.reference import TorchKernels
-from outrider.models.attention import GivenRows
-from outrider.models.config import DrafterConfig, LayerKind, LayerSpec, RopeSpec, TargetConfig
+from outrider.models.attention import GivenRows, LayerCaches
+from outrider.models.config import LayerKind, LayerSpec, RopeSpec, TargetConfig
 from outrider.models.dflash import DFlashDrafter
+from outrider.models.draft_layers import BlockRows
+from outrider.models.drafter_config import (
+    BlockLayout,
+    ConfidenceSpec,
+    DrafterConfig,
+    LayerStyle,
+    MarkovKind,
+    MarkovSpec,
+)
 from outrider.models.gemma import GemmaTarget
 from outrider.models.layers import AttentionWeights
 from outrider.weights.loader import Checkpoint
@@ -118,7 +128,8 @@ def toy_drafter_config(
         num_target_layers=6,
         vocab_size=vocab_size,
         draft_vocab_size=draft_vocab_size or vocab_size,
-        scale_block_embeddings=scale_block_embeddings,
+        layout=BlockLayout.SAME_POSITION,
+        embedding_scale=None if scale_block_embeddings else 1.0,
         final_logit_softcapping=None,
         num_speculative_tokens=block_size - 1,
     )
@@ -163,6 +174,55 @@ def toy_drafter(
     return DFlashDrafter(config, tensors, target, kernels=target.kernels, context_length=context_length, source=SOURCE)
 
 
+def toy_dspark(
+    target: GemmaTarget,
+    *,
+    kind: MarkovKind = MarkovKind.VANILLA,
+    reads_markov: bool = True,
+    draft_vocab_size: int | None = None,
+    w1_by_draft_id: bool = False,
+    layout: BlockLayout = BlockLayout.NEXT_POSITION,
+    changed: Mapping[str, PackedWeight] | None = None,
+) -> DFlashDrafter:
+    """A drafter of two Gemma 4 layers with Markov head (rank 6) and confidence head; tensors may be `changed`."""
+    rank, size = 6, HIDDEN_SIZE
+    config = toy_drafter_config(draft_vocab_size=draft_vocab_size)
+    spec = replace(config.layers[0], num_kv_heads=1, head_dim=16, values_are_keys=True)
+    config = replace(
+        config,
+        style=LayerStyle.GEMMA4,
+        activation="gelu_tanh",
+        layers=(spec, spec),
+        layout=layout,
+        final_logit_softcapping=5.0,
+        markov=MarkovSpec(kind=kind, rank=rank),
+        confidence=ConfidenceSpec(reads_markov=reads_markov),
+    )
+    extra = _RandomTensors(3)
+    for index in range(len(config.layers)):
+        for name in ("pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"):
+            extra.add(f"layers.{index}.{name}", size)
+        extra.add(f"layers.{index}.layer_scalar", 1)
+    extra.add("markov_head.markov_w2.weight", config.draft_vocab_size, rank, spread=1.0)
+    if kind is not MarkovKind.VANILLA:
+        name, shape = {
+            MarkovKind.GATED: ("gate_proj", (rank, size + rank)),
+            MarkovKind.RNN: ("joint_proj", (3 * rank, 2 * rank + size)),
+        }[kind]
+        extra.add(f"markov_head.{name}.weight", *shape)
+        extra.add(f"markov_head.{name}.bias", shape[0])
+    extra.add("confidence_head.proj.weight", 1, size + rank * reads_markov)
+    extra.add("confidence_head.proj.bias", 1)
+    extra.add("markov_head.markov_w1.weight", config.draft_vocab_size + 1 if w1_by_draft_id else 96, rank, spread=1.0)
+    tensors = {**toy_drafter_tensors(config), **extra.weights, **(changed or {})}
+    return DFlashDrafter(config, tensors, target, kernels=target.kernels, context_length=128, source=SOURCE)
+
+
+def block_logits(drafter: DFlashDrafter, block: BlockRows, caches: LayerCaches) -> Tensor:
+    """Base logits [requests, drafts, Vd] of a block, before any head."""
+    return drafter.base_logits(drafter.hidden(block, caches))
+
+
 class _RandomTensors:
     """Names and random values, drawn in a fixed order."""
 
@@ -170,8 +230,8 @@ class _RandomTensors:
         self.generator = torch.Generator().manual_seed(seed)
         self.weights: dict[str, PackedWeight] = {}
 
-    def add(self, name: str, *shape: int) -> None:
-        values = 0.2 * torch.randn(shape, generator=self.generator, dtype=torch.float64)
+    def add(self, name: str, *shape: int, spread: float = 0.2) -> None:
+        values = spread * torch.randn(shape, generator=self.generator, dtype=torch.float64)
         self.weights[name] = DenseWeight(name, values)
 
     def add_layer(
@@ -179,7 +239,8 @@ class _RandomTensors:
     ) -> None:
         size, inner = config.hidden_size, config.intermediate_size
         q_size, kv_size = config.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        shapes = {"q_proj": (q_size, size), "k_proj": (kv_size, size), "v_proj": (kv_size, size)}
+        shapes = {"q_proj": (q_size, size), "k_proj": (kv_size, size)}
+        shapes |= {} if spec.values_are_keys else {"v_proj": (kv_size, size)}
         shapes |= {"o_proj": (size, q_size), "q_norm": (spec.head_dim,), "k_norm": (spec.head_dim,)}
         for name, shape in shapes.items():
             self.add(f"{prefix}.self_attn.{name}.weight", *shape)

@@ -1,22 +1,20 @@
 """T-004: the distribution that drafts are drawn from, filters included, is the one they are judged by.
 
 Fewer draws than the case asks for, both positions pooled: each is a request of its own.
-Seen red: DFlashProposer._sampled storing logits.softmax(-1), without the request's filters, for the accept test.
+Seen red: the walk storing logits.softmax(-1), without the request's filters, for the accept test.
 """
 
 from __future__ import annotations
-
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch
-from outrider.engine.proposer import DFlashProposer
+from outrider.engine.proposer import walked
 from outrider.engine.rejection import DraftBlock, accept_by_rejection
 from outrider.engine.sampling import draw, filtered_probs
+from outrider.models.dspark import BlockWalk
 from tests.statistics import assert_frequencies
 
 TARGET, DRAFTER = (torch.tensor(p, dtype=torch.float64) for p in ((0.50, 0.30, 0.15, 0.05), (0.40, 0.30, 0.20, 0.10)))
@@ -26,13 +24,13 @@ TOP_2 = SamplingParams(temperature=1.0, top_k=2)
 
 def propose(params: SamplingParams, *, num_requests: int, num_drafts: int) -> DraftBlock:
     """Drafts of a drafter whose softmax is DRAFTER in every slot."""
-    config = SimpleNamespace(
-        name="table", max_draft_length=4, num_speculative_tokens=4, target_layer_ids=(), mask_token_id=0, vocab_size=4
-    )
-    drafter: Any = SimpleNamespace(
-        config=config,
+    walk = BlockWalk(
+        torch.zeros(num_requests, num_drafts, 1),
+        DRAFTER.log().expand(num_requests, num_drafts, 4),
+        num_candidates=4,
         draft_to_target=None,
-        forward=lambda rows, caches: DRAFTER.log().expand(num_requests, num_drafts, 4),
+        markov=None,
+        confidence=None,
     )
     positions = tuple(range(num_requests))
     batch = CycleBatch(
@@ -47,7 +45,7 @@ def propose(params: SamplingParams, *, num_requests: int, num_drafts: int) -> Dr
         adjustments=(None,) * num_requests,
         outputs=((),) * num_requests,
     )
-    return DFlashProposer(drafter, ()).propose(batch, num_drafts)
+    return walked(batch, walk)
 
 
 def test_t004_filters_reach_draft_and_accept_test_alike() -> None:

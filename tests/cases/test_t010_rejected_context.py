@@ -11,10 +11,10 @@ from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch
 from outrider.engine.proposer import DFlashProposer
 from outrider.engine.rejection import DraftBlock
-from outrider.models.dflash import BlockRows
+from outrider.models.draft_layers import BlockRows
 from tests.cases.common import fresh_caches, text_taps, toy_proposer
 from tests.scripted import ScriptedProposer, make_test_engine
-from tests.toy import MASK_TOKEN_ID, TAP_LAYERS, reference_greedy, toy_drafter, toy_target
+from tests.toy import MASK_TOKEN_ID, TAP_LAYERS, block_logits, reference_greedy, toy_drafter, toy_target
 
 PROMPT = [5, 17, 80, 3, 44, 9]
 NUM_TOKENS = 30
@@ -60,7 +60,7 @@ def test_t010_context_is_that_of_accepted_tokens() -> None:
             for found, wanted in zip(kept, fresh, strict=True):
                 torch.testing.assert_close(found[:, :anchor], wanted[:, :anchor], rtol=0, atol=1e-10)
         block = BlockRows(torch.tensor([text[-1], *[MASK_TOKEN_ID] * 4]), torch.tensor([0]), torch.tensor([anchor]), 5)
-        torch.testing.assert_close(drafter.forward(block, inner.caches), drafter.forward(block, rebuilt))
+        torch.testing.assert_close(block_logits(drafter, block, inner.caches), block_logits(drafter, block, rebuilt))
         if proposer.asked and request.finish_reason is None:
             committed = [position for commit in proposer.commits for position in commit.positions]
             assert committed == list(range(anchor))

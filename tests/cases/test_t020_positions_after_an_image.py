@@ -19,12 +19,12 @@ from outrider.engine.state import RequestState
 from outrider.errors import RequestError
 from outrider.kernels.reference import TorchKernels
 from outrider.models.attention import GivenRows
-from outrider.models.dflash import BlockRows
+from outrider.models.draft_layers import BlockRows
 from outrider.models.multimodal import PromptRows
 from tests.cases.common import fresh_caches, snapshot, text_rows, toy_proposer
 from tests.cases.mixed import finish_rows, mixed_prompt
 from tests.scripted import make_test_engine
-from tests.toy import MASK_TOKEN_ID, TAP_LAYERS, reference_greedy, toy_drafter, toy_target
+from tests.toy import MASK_TOKEN_ID, TAP_LAYERS, block_logits, reference_greedy, toy_drafter, toy_target
 
 PROMPT = mixed_prompt([5, 17, 80, 3], 6, [44, 9, 61])
 NUM_ROWS, NUM_TOKENS, CONTEXT_LENGTH = 13, 16, 48  # no ring wraps: slot p of every cache is position p
@@ -72,7 +72,7 @@ def test_t020_the_drafter_stands_where_the_text_does(prefill_rows: int, monkeypa
         assert output.taps is not None
         drafter.write_context(output.taps, rows.seats, rows.positions, rebuilt)
         block = BlockRows(torch.tensor([text[-1], *[MASK_TOKEN_ID] * 4]), torch.tensor([0]), torch.tensor([anchor]), 5)
-        found, wanted = (drafter.forward(block, caches) for caches in (proposer.caches, rebuilt))
+        found, wanted = (block_logits(drafter, block, caches) for caches in (proposer.caches, rebuilt))
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
 
     settings = {"max_seats": 1, "context_length": CONTEXT_LENGTH, "prefill_rows": prefill_rows}

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.reference import TorchKernels
-from outrider.models.dflash import BlockRows, DFlashDrafter
+from outrider.models.dflash import DFlashDrafter
+from outrider.models.draft_layers import BlockRows
 from tests.cases.common import fresh_caches
-from tests.toy import MASK_TOKEN_ID, toy_drafter, toy_target
+from tests.toy import MASK_TOKEN_ID, block_logits, toy_drafter, toy_target
 
 WINDOW, BLOCK_SIZE, ANCHOR = 12, 5, 44
 
@@ -47,7 +48,7 @@ def drafted(drafter: DFlashDrafter, num_rows: int) -> Tensor:
     positions = torch.arange(num_rows)
     drafter.write_context(context_taps(num_rows), positions * 0, positions, caches)
     block = torch.tensor([ANCHOR, *[MASK_TOKEN_ID] * (BLOCK_SIZE - 1)])
-    return drafter.forward(BlockRows(block, torch.tensor([0]), torch.tensor([num_rows]), BLOCK_SIZE), caches)[0]
+    return block_logits(drafter, BlockRows(block, torch.tensor([0]), torch.tensor([num_rows]), BLOCK_SIZE), caches)[0]
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from outrider.kernels.reference import TorchKernels
 from outrider.models.config import RopeSpec
-from outrider.models.dflash import BlockRows, DFlashDrafter
+from outrider.models.dflash import DFlashDrafter
+from outrider.models.draft_layers import BlockRows
 from outrider.models.gemma import GemmaTarget
 from outrider.models.registry import load_drafter, load_target
 from outrider.training.export import export_drafter
@@ -22,7 +23,7 @@ from outrider.weights.loader import Checkpoint
 from outrider.weights.packed import DenseWeight
 from tests.cases.test_t048_drafter_fits import write_drafter
 from tests.models.test_dflash import commit, dense_logits, new_caches, random_taps
-from tests.toy import CPU, dense_norm, toy_target
+from tests.toy import CPU, block_logits, dense_norm, toy_target
 from tests.training import tiny
 
 CONTEXT, ANCHOR = 9, 11
@@ -38,7 +39,7 @@ def drafted(drafter: DFlashDrafter, taps: Tensor) -> Tensor:
     commit(drafter, caches, taps)
     rows = drafter.config.block_size
     slots = torch.tensor([ANCHOR, *[drafter.config.mask_token_id] * (rows - 1)])
-    return drafter.forward(BlockRows(slots, torch.tensor([0]), torch.tensor([len(taps)]), rows), caches)[0]
+    return block_logits(drafter, BlockRows(slots, torch.tensor([0]), torch.tensor([len(taps)]), rows), caches)[0]
 
 
 class InterleavedKernels(TorchKernels):

@@ -28,14 +28,14 @@ Outcome = tuple[list[int], list[list[float]], AcceptanceStats]
 def new_engine() -> tuple[Engine, list[list[float]]]:
     """One seat, and a list that the draft logits of every proposal go into: drafts alone would hide small changes."""
     drafter, proposals = toy_drafter(TARGET), []
-    forward = drafter.forward
+    hidden = drafter.hidden
 
     def noted(block, caches):  # type: ignore[no-untyped-def]
-        logits = forward(block, caches)
-        proposals.append(logits.flatten().tolist())
-        return logits
+        states = hidden(block, caches)
+        proposals.append(drafter.base_logits(states).flatten().tolist())
+        return states
 
-    drafter.forward = noted  # type: ignore[method-assign]
+    drafter.hidden = noted  # type: ignore[method-assign]
     return make_test_engine(TARGET, toy_proposer(drafter), max_seats=1), proposals
 
 

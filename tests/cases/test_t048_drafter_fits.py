@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from outrider.backends.local import load_proposer
 from outrider.engine.engine import EngineConfig
 from outrider.errors import DrafterMismatchError
-from tests.models.test_config import DRAFTER
+from tests.models.test_drafter_config import DRAFTER
 from tests.toy import toy_drafter_config, toy_drafter_tensors, toy_target
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

@@ -13,12 +13,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider.errors import WeightsError
-from outrider.models.dflash import BlockRows, DFlashDrafter
+from outrider.models.dflash import DFlashDrafter
+from outrider.models.draft_layers import BlockRows
 from outrider.models.registry import load_drafter
 from outrider.weights.packed import DenseWeight
 from tests.cases.common import fresh_caches, text_taps
 from tests.cases.test_t048_drafter_fits import write_drafter
-from tests.toy import MASK_TOKEN_ID, SOURCE, TAP_LAYERS, toy_drafter_config, toy_drafter_tensors, toy_target
+from tests.toy import (
+    MASK_TOKEN_ID,
+    SOURCE,
+    TAP_LAYERS,
+    block_logits,
+    toy_drafter_config,
+    toy_drafter_tensors,
+    toy_target,
+)
 
 TENSORS = sorted(toy_drafter_tensors(toy_drafter_config()))
 TARGET = toy_target()
@@ -39,7 +48,9 @@ def test_t054_a_missing_tensor_is_refused(name: str, tmp_path: Path) -> None:
     refused(path, tensors, f"tensor {name} is missing")
 
 
-@pytest.mark.parametrize("name", ["layers.2.mlp.up_proj.weight", "lm_head.weight", "layers.0.self_attn.q_proj.bias"])
+@pytest.mark.parametrize(
+    "name", ["layers.2.mlp.up_proj.weight", "markov_head.markov_w1.weight", "layers.0.self_attn.q_proj.bias"]
+)
 def test_t054_an_extra_tensor_is_refused(name: str, tmp_path: Path) -> None:
     path = write_drafter(tmp_path / "drafter", {})
     refused(path, {**load_file(path / "model.safetensors"), name: torch.zeros(4)}, f"does not use: {name}")
@@ -65,7 +76,7 @@ def draft_logits(changed: str | None = None, value: float | None = None) -> Tens
     drafter.write_context(text_taps(TARGET, TEXT, TAP_LAYERS), positions * 0, positions, caches)
     block = BlockRows(torch.tensor([12, *[MASK_TOKEN_ID] * 4]), torch.tensor([0]), torch.tensor([len(TEXT)]), 5)
     assert drafter.head is TARGET.embedding  # the head is shared, none is loaded
-    return drafter.forward(block, caches)
+    return block_logits(drafter, block, caches)
 
 
 @pytest.mark.parametrize("name", TENSORS)

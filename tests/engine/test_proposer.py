@@ -11,15 +11,22 @@ from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch
 from outrider.engine.proposer import MAX_CANDIDATES, DFlashProposer, candidate_probs
 from outrider.models.attention import allocate_caches
-from tests.toy import CPU, TAP_LAYERS, toy_drafter, toy_target
+from outrider.models.drafter_config import BlockLayout, MarkovKind
+from tests.cases.common import toy_proposer
+from tests.scripted import make_test_engine, run_requests
+from tests.toy import CPU, TAP_LAYERS, toy_drafter, toy_dspark, toy_target
 
 SAMPLED = SamplingParams(temperature=1.0)
 
 
-def make_proposer(draft_vocab_size: int | None = None) -> DFlashProposer:
-    """Two seats with 6 tokens of context each, made of noise."""
+def make_proposer(draft_vocab_size: int | None = None, kind: MarkovKind | None = None) -> DFlashProposer:
+    """Two seats with 6 tokens of context each, made of noise; with a `kind` it is a DSpark drafter."""
     target = toy_target()
-    drafter = toy_drafter(target, draft_vocab_size=draft_vocab_size)
+    drafter = (
+        toy_drafter(target, draft_vocab_size=draft_vocab_size)
+        if kind is None
+        else toy_dspark(target, kind=kind, draft_vocab_size=draft_vocab_size)
+    )
     caches = allocate_caches(
         drafter.config.layers, num_seats=2, context_length=64, max_rows=16, dtype=torch.float64, device=CPU
     )
@@ -114,3 +121,42 @@ def test_candidates_are_bounded() -> None:
     proposer = make_proposer()
     draft = proposer.propose(make_batch(SAMPLED), 2)
     assert draft.candidate_ids.shape == (1, 2, min(MAX_CANDIDATES, 96))
+
+
+@pytest.mark.parametrize("draft_vocab_size", [None, 48])
+@pytest.mark.parametrize("kind", list(MarkovKind))
+def test_a_markov_head_sees_the_tokens_drafted_before(kind: MarkovKind, draft_vocab_size: int | None) -> None:
+    """Every draft is the best, or a draw, of the logits that belong to the drafts before it."""
+    proposer = make_proposer(draft_vocab_size, kind)
+    batch, drafter = make_batch(SamplingParams(), SAMPLED), proposer.drafter
+    alone, mixed = proposer.propose(make_batch(SamplingParams()), 4), proposer.propose(batch, 4)
+    assert torch.equal(alone.token_ids[0], mixed.token_ids[0])
+    previous = torch.cat([batch.anchor_token_ids[:, None], mixed.token_ids[:, :-1]], dim=1)
+    block = drafter.block(batch.anchor_token_ids, batch.seats, batch.anchor_positions, num_drafts=4)
+    logits, chances = drafter.draft_logits(block, proposer.caches, previous)
+    table = torch.arange(96) if drafter.draft_to_target is None else drafter.draft_to_target
+    assert torch.equal(mixed.token_ids[0], table[logits[0].argmax(dim=-1)])
+    expected = torch.zeros(4, 96, dtype=torch.float64).index_copy(1, table, logits[1].softmax(dim=-1))
+    found = torch.zeros(4, 96, dtype=torch.float64).scatter(1, mixed.candidate_ids[1], mixed.candidate_probs[1])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert mixed.confidences is not None
+    torch.testing.assert_close(mixed.confidences, chances)
+    torch.testing.assert_close(alone.confidences, chances[:1] if chances is not None else None)
+
+
+def test_a_drafter_without_heads_knows_no_confidence() -> None:
+    assert make_proposer().propose(make_batch(SAMPLED), 2).confidences is None
+
+
+@pytest.mark.parametrize("layout", list(BlockLayout))
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, seed=3)])
+def test_text_is_the_same_with_a_dspark_drafter(layout: BlockLayout, params: SamplingParams) -> None:
+    target = toy_target()
+    params = replace(params, max_tokens=24)
+    drafter = toy_dspark(target, kind=MarkovKind.RNN, layout=layout)
+    prompts = ([5, 17, 30, 2], [60, 7, 7])
+    engine = make_test_engine(target, toy_proposer(drafter, num_seats=4))
+    plain = run_requests(make_test_engine(target), *((prompt, params) for prompt in prompts))
+    assert run_requests(engine, *((prompt, params) for prompt in prompts)) == plain
+    assert engine.proposer is not None
+    assert engine.proposer.max_draft_length == (4 if layout is BlockLayout.SAME_POSITION else 5)

@@ -173,7 +173,7 @@ def test_one_request_at_a_time_is_judged_as_in_a_batch_and_sees_no_row_it_does_n
             asked.append(slot)
             return probs[request, slot]
 
-        one = DraftBlock(*(part[request : request + 1] for part in draft))
+        one = draft.of(request, draft.token_ids.shape[1])
         count, own_left = accept_one_by_rejection(one, row, uniform[request])
         assert count == num_accepted[request]
         assert torch.equal(own_left, left[request])

@@ -13,7 +13,8 @@ import pytest
 
 from outrider.errors import DrafterMismatchError, UnsupportedModelError, WeightsError
 from outrider.models.registry import drafter_config, target_config
-from tests.models.test_config import DRAFTER, GEMMA3
+from tests.models.test_config import GEMMA3
+from tests.models.test_drafter_config import DRAFTER
 from tests.toy import toy_checkpoint, toy_target_config
 
 NAN, INF = float("nan"), float("inf")

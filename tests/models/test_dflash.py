@@ -12,12 +12,14 @@ from torch.nn import functional
 from outrider.errors import WeightsError
 from outrider.kernels.cpu import CpuKernels
 from outrider.models.attention import LayerCache, allocate_caches
-from outrider.models.dflash import BlockRows, DFlashDrafter, block_spans, select_rows
+from outrider.models.dflash import DFlashDrafter, select_rows
+from outrider.models.draft_layers import BlockRows
 from outrider.weights.packed import BlockInt8Weight, DenseWeight, quantize_int8
 from tests.toy import (
     CPU,
     MASK_TOKEN_ID,
     SOURCE,
+    block_logits,
     dense_attention,
     dense_heads,
     dense_norm,
@@ -62,7 +64,7 @@ def dense_logits(drafter: DFlashDrafter, taps: Tensor, anchor: int, *, block_row
     config, eps, context = drafter.config, drafter.config.rms_norm_eps, len(taps)
     features = dense_norm(taps @ drafter.fc.T, drafter.hidden_norm, eps)
     token_ids = [anchor] + [config.mask_token_id] * (block_rows - 1)
-    scale = math.sqrt(config.hidden_size) if config.scale_block_embeddings else 1.0
+    scale = math.sqrt(config.hidden_size) if config.embedding_scale is None else config.embedding_scale
     hidden = drafter.target.embedding[token_ids] * scale
     positions = torch.arange(context + block_rows)
     ages = positions[context:, None] - positions
@@ -71,7 +73,7 @@ def dense_logits(drafter: DFlashDrafter, taps: Tensor, anchor: int, *, block_row
         normed = dense_norm(hidden, layer.input_norm, eps)
         seen = torch.cat([features, normed])
         mask = ages < (spec.window or len(positions))
-        if layer.is_causal:
+        if layer.sight.is_causal:
             mask = mask & (ages >= 0)
         attended = dense_attention(
             dense_heads(normed, attention.q_proj, attention.q_norm, positions[context:], spec, eps),
@@ -95,7 +97,7 @@ def test_forward_agrees_with_a_dense_recompute(window: int | None, is_causal: bo
     caches, taps = new_caches(drafter), random_taps(context)
     for start in range(0, context, 7):
         commit(drafter, caches, taps[start : start + 7], start=start)
-    logits = drafter.forward(block(11, context), caches)
+    logits = block_logits(drafter, block(11, context), caches)
     assert logits.shape == (1, 4, 96)
     torch.testing.assert_close(logits[0], dense_logits(drafter, taps, 11), rtol=0, atol=1e-9)
 
@@ -105,7 +107,7 @@ def test_compiled_kernels_agree_too(cpu_kernels: CpuKernels) -> None:
     drafter = toy_drafter(toy_target(kernels=cpu_kernels, dtype=torch.float32), window=6)
     caches, taps = new_caches(drafter), random_taps(9)
     commit(drafter, caches, taps)
-    logits = drafter.forward(block(11, 9), caches)[0].to(torch.float64)
+    logits = block_logits(drafter, block(11, 9), caches)[0].to(torch.float64)
     torch.testing.assert_close(logits, dense_logits(exact, taps, 11), rtol=0, atol=1e-3)
 
 
@@ -113,7 +115,7 @@ def test_a_shorter_block_is_a_block_of_fewer_slots() -> None:
     drafter = toy_drafter(toy_target())
     caches, taps = new_caches(drafter), random_taps(9)
     commit(drafter, caches, taps)
-    logits = drafter.forward(block(11, 9, block_rows=3), caches)
+    logits = block_logits(drafter, block(11, 9, block_rows=3), caches)
     torch.testing.assert_close(logits[0], dense_logits(drafter, taps, 11, block_rows=3), rtol=0, atol=1e-9)
 
 
@@ -127,7 +129,7 @@ def test_best_is_the_argmax_of_forward(
     caches = new_caches(drafter)
     commit(drafter, caches, random_taps(9))
     for anchor in range(8):
-        logits = drafter.forward(block(anchor, 9), caches)
+        logits = block_logits(drafter, block(anchor, 9), caches)
         assert drafter.best(block(anchor, 9), caches).tolist() == logits.argmax(dim=-1).tolist()
 
 
@@ -136,7 +138,7 @@ def test_only_two_way_slots_see_later_ones(is_causal: bool) -> None:
     drafter = toy_drafter(toy_target(), is_causal=is_causal)
     caches = new_caches(drafter)
     commit(drafter, caches, random_taps(9))
-    short, long = (drafter.forward(block(11, 9, block_rows=rows), caches)[0, :2] for rows in (3, 5))
+    short, long = (block_logits(drafter, block(11, 9, block_rows=rows), caches)[0, :2] for rows in (3, 5))
     assert torch.allclose(short, long, rtol=0, atol=1e-9) == is_causal
 
 
@@ -148,7 +150,7 @@ def test_requests_of_a_batch_do_not_see_each_other() -> None:
     commit(drafter, caches, second, seat=0)
     rows = [block(11, 9, seat=1), block(12, 4, seat=0)]
     both = BlockRows(*(torch.cat([getattr(row, name) for row in rows]) for name in ("token_ids", "seats", "starts")), 5)
-    logits = drafter.forward(both, caches)
+    logits = block_logits(drafter, both, caches)
     torch.testing.assert_close(logits[0], dense_logits(drafter, first, 11), rtol=0, atol=1e-9)
     torch.testing.assert_close(logits[1], dense_logits(drafter, second, 12), rtol=0, atol=1e-9)
 
@@ -157,7 +159,7 @@ def test_unscaled_block_embeddings() -> None:
     drafter = toy_drafter(toy_target(), scale_block_embeddings=False)
     caches, taps = new_caches(drafter), random_taps(9)
     commit(drafter, caches, taps)
-    logits = drafter.forward(block(11, 9), caches)[0]
+    logits = block_logits(drafter, block(11, 9), caches)[0]
     torch.testing.assert_close(logits, dense_logits(drafter, taps, 11), rtol=0, atol=1e-9)
     scaled = dense_logits(toy_drafter(toy_target()), taps, 11)
     assert not torch.allclose(logits, scaled, rtol=0, atol=1e-3)
@@ -172,7 +174,7 @@ def test_reduced_vocabulary_takes_rows_of_the_targets_head() -> None:
     for drafter in (whole, reduced):
         caches = new_caches(drafter)
         commit(drafter, caches, random_taps(9))
-        logits.append(drafter.forward(block(11, 9), caches))
+        logits.append(block_logits(drafter, block(11, 9), caches))
     torch.testing.assert_close(logits[1], logits[0][..., ::2], rtol=0, atol=1e-9)
 
 
@@ -203,7 +205,7 @@ def test_a_block_that_is_discarded_leaves_no_trace() -> None:
     caches = new_caches(drafter)
     commit(drafter, caches, random_taps(9))
     before = snapshot(caches)
-    first, second = (drafter.forward(block(11, 9), caches) for _ in range(2))
+    first, second = (block_logits(drafter, block(11, 9), caches) for _ in range(2))
     assert torch.equal(first, second)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(snapshot(caches), before, strict=True))
     commit(drafter, caches, random_taps(2, seed=8), start=9)
@@ -214,14 +216,6 @@ def test_a_block_that_is_discarded_leaves_no_trace() -> None:
 
 def snapshot(caches: list[LayerCache]) -> list[Tensor]:
     return [tensor.clone() for cache in caches for tensor in cache]
-
-
-def test_spans_of_a_window_that_ends_inside_the_block() -> None:
-    drafter = toy_drafter(toy_target(), window=3)
-    spans = block_spans(block(11, 9), drafter.layers[0]).tolist()
-    assert spans == [[0, 7, 9, 0, 5], [0, 8, 9, 0, 5], [0, 9, 9, 0, 5], [0, 9, 9, 1, 5], [0, 9, 9, 2, 5]]
-    causal = toy_drafter(toy_target(), is_causal=True)
-    assert block_spans(block(11, 9), causal.layers[0])[:, 4].tolist() == [1, 2, 3, 4, 5]
 
 
 def test_selected_rows_keep_their_format() -> None:

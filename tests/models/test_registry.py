@@ -14,7 +14,8 @@ from torch import Tensor
 
 from outrider.errors import DrafterMismatchError, UnsupportedModelError, WeightsError
 from outrider.models.registry import drafter_config, load_drafter, target_config
-from tests.models.test_config import DRAFTER, GEMMA3
+from tests.models.test_config import GEMMA3
+from tests.models.test_drafter_config import DRAFTER
 from tests.toy import toy_checkpoint, toy_drafter_config, toy_drafter_tensors, toy_target, toy_target_config
 
 

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from outrider.kernels.reference import TorchKernels
 from outrider.models.attention import allocate_caches
-from outrider.models.dflash import BlockRows, DFlashDrafter
+from outrider.models.dflash import DFlashDrafter
+from outrider.models.draft_layers import BlockRows
 from outrider.models.registry import load_drafter
 from outrider.training.capture import GridRunner
 from outrider.training.export import export_drafter
 from outrider.training.trainer import Trainer
+from tests.toy import block_logits
 from tests.training import tiny
 
 NUM_POSITIONS = 20
@@ -52,7 +54,7 @@ def served_logits(drafter: DFlashDrafter, taps: Tensor, token_ids: Tensor, ancho
             drafter.write_context(taps[:anchor], torch.full((anchor,), seat), torch.arange(anchor), caches)
     slots = torch.full((num_anchors, block_size), drafter.config.mask_token_id)
     slots[:, 0] = token_ids[anchors]
-    return drafter.forward(BlockRows(slots.flatten(), torch.arange(num_anchors), anchors, block_size), caches)
+    return block_logits(drafter, BlockRows(slots.flatten(), torch.arange(num_anchors), anchors, block_size), caches)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])

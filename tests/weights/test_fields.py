@@ -87,3 +87,10 @@ def test_tables_name_their_fields_in_full() -> None:
 def test_a_table_laid_over_wins_except_where_it_is_null() -> None:
     both = Fields({"a": 1, "b": 2, "inner": {"a": 3, "b": None}}, source="m").overlaid("inner")
     assert (both.integer("a", low=0), both.integer("b", low=0)) == (3, 2)
+
+
+def test_fields_laid_over_a_table_and_defaults() -> None:
+    """The outer field wins, then the table's, then the default; a null covers nothing."""
+    values = {"a": 1, "b": None, "inner": {"a": 10, "b": 20, "c": None, "d": 40}}
+    fields = Fields(values, source="f").underlaid("inner", {"c": 300, "d": 400, "e": 500})
+    assert [fields.integer(name, low=0) for name in "abcde"] == [1, 20, 300, 40, 500]

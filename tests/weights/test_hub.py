@@ -22,6 +22,9 @@ FILES = {
     "model.safetensors": b"weights",
     "modeling_x.py": b"raise SystemExit",
     "original/other.json": b"{}",
+    "backbone-only/config.json": b'{"architectures": []}',
+    "backbone-only/model.safetensors": b"other weights",
+    "backbone-only/old/config.json": b"{}",
 }
 NAME = "owner/some-model"
 
@@ -91,6 +94,15 @@ def test_fetches_weights_and_their_descriptions_only(hub: ThreadingHTTPServer) -
     assert found == {name: FILES[name] for name in ("config.json", "model.safetensors")}
 
 
+def test_a_folder_of_a_repository_is_fetched_alone(hub: ThreadingHTTPServer) -> None:
+    path = fetch_from_hub(f"{NAME}/backbone-only")
+    found = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    assert found == {name: FILES[f"backbone-only/{name}"] for name in ("config.json", "model.safetensors")}
+    assert not (path.parent / "model.safetensors").exists()
+    with pytest.raises(LocateError, match=f"{NAME} has no folder other"):
+        fetch_from_hub(f"{NAME}/other")
+
+
 def test_a_fetched_copy_will_do_without_a_network(hub: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
     path = fetch_from_hub(NAME)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -118,5 +130,6 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here" / "too").mkdir(parents=True)
     assert is_hub_name("google/gemma-3-270m")
-    for name in ("gemma", "/a/b", "a/b/c", "./a", "~/a", "a/b.gguf", "here/too", "", "a/", "../a"):
+    assert is_hub_name("owner/draft/backbone-only")
+    for name in ("gemma", "/a/b", "a/b/c/d", "./a", "~/a", "a/b.gguf", "here/too", "", "a/", "../a"):
         assert not is_hub_name(name)

@@ -111,6 +111,7 @@ def test_hub_names_keep_their_name(cache: Path, tmp_path: Path, monkeypatch: pyt
         for path in (locate_target("owner/some-model"), locate_drafter("owner/some-model")):
             assert path == cache / "hub" / "owner" / "some-model"
             assert (path / "config.json").read_text() == commit
+        assert locate_drafter("owner/some-model/folder") == cache / "hub" / "owner" / "some-model@folder"
 
 
 def test_a_path_comes_before_a_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ def reject_or_keep(
     params, device = batch.params[request], rows[0].device
     seed, anchor, num_drafts = batch.noise_seeds[request], batch.host_positions[request], batch.host_lengths[request]
     num_accepted, left = ACCEPTANCE_RULES[acceptance](
-        DraftBlock(*(part[request : request + 1, :num_drafts] for part in draft)),
+        draft.of(request, num_drafts),
         lambda slot: filtered_probs(rows[slot], params),
         uniforms(seed, anchor, num_drafts, NoisePurpose.ACCEPT, device=device),
     )

@@ -12,7 +12,8 @@ from outrider.engine.batch import CycleBatch
 from outrider.engine.rejection import DraftBlock, point_mass_block
 from outrider.engine.sampling import NoisePurpose, draw, filtered_probs, gumbel_noise_of, uniforms
 from outrider.models.attention import LayerCaches
-from outrider.models.dflash import BlockRows, DFlashDrafter
+from outrider.models.dflash import DFlashDrafter
+from outrider.models.dspark import BlockWalk
 
 MAX_CANDIDATES = 256  # drafts are drawn from, and stored as, the likeliest ids (design §4.3)
 
@@ -35,7 +36,7 @@ class Proposer(Protocol):
 
 
 class DFlashProposer:
-    """Drafts with a DFlash model; its context cache is a pure function of the taps of committed tokens."""
+    """Drafts with a block drafter; its context cache is a pure function of the taps of committed tokens."""
 
     def __init__(self, drafter: DFlashDrafter, caches: LayerCaches) -> None:
         self.drafter, self.caches = drafter, caches
@@ -45,47 +46,60 @@ class DFlashProposer:
         self.tap_layers = drafter.config.target_layer_ids
 
     def propose(self, batch: CycleBatch, draft_length: int) -> DraftBlock:
-        """One block pass over the first draft_length + 1 slots."""
-        block = torch.full(
-            (len(batch.seats), draft_length + 1), self.drafter.config.mask_token_id, device=batch.seats.device
-        )
-        block[:, 0] = batch.anchor_token_ids
-        rows = BlockRows(block.view(-1), batch.seats, batch.anchor_positions, draft_length + 1)
-        if all(params.is_greedy for params in batch.params):
-            return point_mass_block(self._target_ids(self.drafter.best(rows, self.caches)), self.drafter.target.dtype)
-        return self._sampled(batch, self.drafter.forward(rows, self.caches))
+        """One block pass, and where a slot's draft needs the one before it, or a draw, a walk over its slots."""
+        block = self.drafter.block(batch.anchor_token_ids, batch.seats, batch.anchor_positions, num_drafts=draft_length)
+        is_greedy = all(params.is_greedy for params in batch.params)
+        if is_greedy and not self.drafter.has_heads:
+            draft_ids, table = self.drafter.best(block, self.caches), self.drafter.draft_to_target
+            return point_mass_block(draft_ids if table is None else table[draft_ids], self.drafter.target.dtype)
+        walk = self.drafter.walk(block, self.caches, num_candidates=MAX_CANDIDATES)
+        return walked_greedily(batch, walk) if is_greedy else walked(batch, walk)
 
     def commit(self, taps: Tensor, seats: Tensor, positions: Tensor) -> None:
         """Append context keys and values."""
         self.drafter.write_context(taps, seats, positions, self.caches)
 
-    def _target_ids(self, draft_ids: Tensor) -> Tensor:
-        table = self.drafter.draft_to_target
-        return draft_ids if table is None else table[draft_ids]
 
-    def _sampled(self, batch: CycleBatch, logits: Tensor) -> DraftBlock:
-        """Each request by its own rule; greedy requests in the batch are point masses."""
-        num_requests, num_drafts, width = logits.shape
-        top = logits.topk(min(MAX_CANDIDATES, width), dim=-1)  # sorted: the first is the argmax
-        ids = self._target_ids(top.indices)
-        probs = torch.zeros_like(top.values)
-        chosen = torch.zeros(num_requests, num_drafts, dtype=torch.int64, device=logits.device)
-        for request, params in enumerate(batch.params):
-            for slot in range(num_drafts):
-                row = candidate_probs(top.values[request, slot], params)
-                probs[request, slot] = row
-                chosen[request, slot] = self._choose(batch, request, slot, ids[request, slot], row)
-        return DraftBlock(ids.gather(2, chosen[..., None]).squeeze(2), ids, probs)
+def walked_greedily(batch: CycleBatch, walk: BlockWalk) -> DraftBlock:
+    """The best candidate of every slot, given the one before it."""
+    token_ids, chances = [batch.anchor_token_ids], []
+    for _ in range(walk.num_drafts):
+        candidates = walk.step(token_ids[-1])
+        token_ids.append(candidates.ids[:, 0])
+        chances.append(candidates.confidence)
+    return point_mass_block(torch.stack(token_ids[1:], dim=1), walk.logits.dtype)._replace(
+        confidences=_stacked(chances)
+    )
 
-    def _choose(self, batch: CycleBatch, request: int, slot: int, ids: Tensor, probs: Tensor) -> Tensor:
-        """Index of the drafted candidate."""
-        params = batch.params[request]
-        if params.is_greedy:
-            return torch.zeros((), dtype=torch.int64, device=ids.device)
-        seed, anchor = batch.noise_seeds[request], batch.host_positions[request]
-        if params.seed is not None:
-            return (probs.to(torch.float64).log() + gumbel_noise_of(seed, anchor + 1 + slot, ids)).argmax()
-        return draw(probs, uniforms(seed, anchor, 1, NoisePurpose.DRAFT, first_slot=slot, device=ids.device)[0])
+
+def walked(batch: CycleBatch, walk: BlockWalk) -> DraftBlock:
+    """Drafts drawn slot by slot, each request by its own rule; greedy requests in the batch are point masses."""
+    previous, slots, chances = batch.anchor_token_ids, [], []
+    for slot in range(walk.num_drafts):
+        ids, logits, chance = walk.step(previous)
+        probs = torch.stack([candidate_probs(row, params) for row, params in zip(logits, batch.params, strict=True)])
+        chosen = torch.stack([choose(batch, request, slot, ids[request], row) for request, row in enumerate(probs)])
+        previous = ids.gather(1, chosen[:, None]).squeeze(1)
+        slots.append((previous, ids, probs))
+        chances.append(chance)
+    token_ids, kept_ids, kept_probs = (torch.stack(parts, dim=1) for parts in zip(*slots, strict=True))
+    return DraftBlock(token_ids, kept_ids, kept_probs, _stacked(chances))
+
+
+def _stacked(chances: list[Tensor | None]) -> Tensor | None:
+    known = [chance for chance in chances if chance is not None]
+    return torch.stack(known, dim=1) if known else None
+
+
+def choose(batch: CycleBatch, request: int, slot: int, ids: Tensor, probs: Tensor) -> Tensor:
+    """Index of the drafted candidate among ids int64 [C] with probs [C]."""
+    params = batch.params[request]
+    if params.is_greedy:
+        return torch.zeros((), dtype=torch.int64, device=ids.device)
+    seed, anchor = batch.noise_seeds[request], batch.host_positions[request]
+    if params.seed is not None:
+        return (probs.to(torch.float64).log() + gumbel_noise_of(seed, anchor + 1 + slot, ids)).argmax()
+    return draw(probs, uniforms(seed, anchor, 1, NoisePurpose.DRAFT, first_slot=slot, device=ids.device)[0])
 
 
 def candidate_probs(logits: Tensor, params: SamplingParams) -> Tensor:

@@ -30,6 +30,12 @@ class DraftBlock(NamedTuple):
     token_ids: Tensor  # int64 [Q, K]
     candidate_ids: Tensor  # int64 [Q, K, C]; a point mass has its own id first and probability 0 after it
     candidate_probs: Tensor  # [Q, K, C], each slot sums to 1 over different ids
+    confidences: Tensor | None = None  # [Q, K], a draft's chance to be accepted after those before it, if anyone knows
+
+    def of(self, request: int, num_drafts: int) -> DraftBlock:
+        """The first drafts of one request, as a block of one."""
+        parts = (self.token_ids, self.candidate_ids, self.candidate_probs)
+        return DraftBlock(*(part[request : request + 1, :num_drafts] for part in parts))
 
 
 def point_mass_block(token_ids: Tensor, dtype: torch.dtype) -> DraftBlock:

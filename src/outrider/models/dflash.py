@@ -1,64 +1,32 @@
-"""DFlash: a drafter that fills a block of mask slots in one pass, reading target features (arXiv 2602.06036).
+"""A block drafter: it fills a block of mask slots in one pass, reading target features (DFlash, arXiv 2602.06036).
 
-Slot 0 holds the anchor and predicts nothing; slot k predicts the token at anchor + k. Every draft layer attends to the
-same projected target features at their true positions and to the block's own slots (formats.md §2.1).
+Every draft layer attends to the same projected target features at their true positions and to the block's own slots
+(formats.md §2.1). What differs between DFlash, DSpark and the hybrid of the two is declared in `DrafterConfig`: which
+token a slot predicts, how layers are built, what is scaled, and the heads on top (`dspark.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.errors import WeightsError
 from outrider.kernels.ops import Kernels
-from outrider.models.attention import LayerCache, LayerCaches, rope_table
-from outrider.models.config import DrafterConfig, LayerSpec
+from outrider.models.attention import LayerCache, LayerCaches, RopeTable, rope_table
+from outrider.models.draft_layers import BlockRows, DraftLayer, read_layer
+from outrider.models.drafter_config import DrafterConfig
+from outrider.models.dspark import BlockWalk, ConfidenceHead, MarkovHead
 from outrider.models.gemma import GemmaTarget
-from outrider.models.layers import AttentionWeights, MlpWeights, WeightReader, soft_cap
+from outrider.models.layers import WeightReader, soft_cap
 from outrider.weights.loader import TensorClaims
 from outrider.weights.packed import BlockInt8Weight, DenseWeight, PackedWeight
 
 
-@dataclass(frozen=True)
-class DFlashLayer:
-    """One pre-norm draft layer."""
-
-    spec: LayerSpec
-    is_causal: bool
-    attention: AttentionWeights
-    mlp: MlpWeights
-    input_norm: Tensor
-    post_attention_norm: Tensor
-
-    @property
-    def sight(self) -> tuple[int | None, bool]:
-        """What decides which keys a row sees; layers that share it share spans."""
-        return self.spec.window, self.is_causal
-
-
-@dataclass(frozen=True)
-class BlockRows:
-    """The rows of a draft pass: `block_rows` slots for each of `len(seats)` requests, request after request."""
-
-    token_ids: Tensor  # int64 [requests * block_rows]: anchor, then mask
-    seats: Tensor  # int64 [requests]
-    starts: Tensor  # int64 [requests]: the anchor's position
-    block_rows: int
-
-    @property
-    def positions(self) -> Tensor:
-        """Absolute position of each row, int64 [requests * block_rows]."""
-        offsets = torch.arange(self.block_rows, device=self.starts.device)
-        return (self.starts[:, None] + offsets).view(-1)
-
-
 class DFlashDrafter:
-    """Weights of a DFlash drafter; embedding and head are the target's own (a reduced head takes rows of it)."""
+    """Weights of a drafter. Embedding and head are the target's own unless the file brings others."""
 
     def __init__(
         self,
@@ -77,14 +45,13 @@ class DFlashDrafter:
         self.fc = reader.linear("fc.weight", size, num_taps * size)
         self.hidden_norm = reader.norm("hidden_norm.weight", size)
         self.final_norm = reader.norm("norm.weight", size)
-        self.layers = [self._read_layer(reader, i) for i in range(len(config.layers))]
-        self.draft_to_target = self._read_vocabulary(claims, source, target.device)
-        claims.finish()
-        self.head = (
-            target.embedding
-            if self.draft_to_target is None
-            else kernels.pack(select_rows(target.stored_embedding, self.draft_to_target.cpu()))
-        )
+        self.layers = [read_layer(reader, index, config) for index in range(len(config.layers))]
+        self.draft_to_target = _read_vocabulary(claims, config, source, target.device)
+        self.embedding = _read_embedding(claims, config, target, kernels)
+        self.head = _read_head(claims, config, target, kernels, self.draft_to_target)
+        self.markov = MarkovHead.read(reader, config, self.draft_to_target)
+        self.confidence = ConfidenceHead.read(reader, config)
+        claims.finish(skip=config.skipped_tensors)
         self.ropes = {
             (spec.rope, spec.head_dim): rope_table(
                 spec.rope,
@@ -95,33 +62,6 @@ class DFlashDrafter:
             )
             for spec in config.layers
         }
-
-    def _read_layer(self, reader: WeightReader, index: int) -> DFlashLayer:
-        config, spec, prefix = self.config, self.config.layers[index], f"layers.{index}"
-        size = config.hidden_size
-        return DFlashLayer(
-            spec=spec,
-            is_causal=config.layer_is_causal[index],
-            attention=AttentionWeights.read(
-                reader, f"{prefix}.self_attn", spec, hidden_size=size, num_heads=config.num_heads
-            ),
-            mlp=MlpWeights.read(reader, f"{prefix}.mlp", hidden_size=size, intermediate_size=config.intermediate_size),
-            input_norm=reader.norm(f"{prefix}.input_layernorm.weight", size),
-            post_attention_norm=reader.norm(f"{prefix}.post_attention_layernorm.weight", size),
-        )
-
-    def _read_vocabulary(self, claims: TensorClaims, source: Path, device: torch.device) -> Tensor | None:
-        """Target id of each draft id, int64 [Vd]; files store it as the difference `d2t` (formats.md §2.5)."""
-        config = self.config
-        if config.draft_vocab_size == config.vocab_size:
-            return None
-        offsets = claims.take("d2t", (config.draft_vocab_size,)).dequantize(torch.float64).to(torch.int64)
-        ids = offsets + torch.arange(config.draft_vocab_size)
-        if bool((ids < 0).any()) or bool((ids >= config.vocab_size).any()) or len(set(ids.tolist())) != len(ids):
-            raise WeightsError(
-                f"tensor d2t of {source} does not map to {len(ids)} different ids below {config.vocab_size}."
-            )
-        return ids.to(device)
 
     def context_features(self, taps: Tensor) -> Tensor:
         """Target taps [T, taps * N] -> the features every draft layer reads, [T, N]."""
@@ -141,77 +81,151 @@ class DFlashDrafter:
 
         self.kernels.run(write, (taps, seats, positions), recordings=caches.recordings, key="context")
 
-    def _rope(self, layer: DFlashLayer) -> Any:
+    def _rope(self, layer: DraftLayer) -> RopeTable:
         return self.ropes[layer.spec.rope, layer.spec.head_dim]
 
-    def forward(self, block: BlockRows, caches: LayerCaches) -> Tensor:
-        """Run the block; return logits [requests, block_rows - 1, Vd] in at least float32. Caches are only read."""
-        logits = self.kernels.logits(self._drafted(block, caches), self.head)
-        return soft_cap(logits, self.config.final_logit_softcapping).view(
-            -1, block.block_rows - 1, self.config.draft_vocab_size
-        )
+    def block(self, anchor_token_ids: Tensor, seats: Tensor, starts: Tensor, *, num_drafts: int) -> BlockRows:
+        """The rows that draft so many tokens after anchors int64 [Q] at positions `starts` int64 [Q]."""
+        num_slots = self.config.layout.num_slots(num_drafts)
+        token_ids = torch.full((len(seats), num_slots), self.config.mask_token_id, device=seats.device)
+        token_ids[:, 0] = anchor_token_ids
+        return BlockRows(token_ids.view(-1), seats, starts, num_slots)
 
-    def best(self, block: BlockRows, caches: LayerCaches) -> Tensor:
-        """Run the block; return the likeliest draft ids, int64 [requests, block_rows - 1], without storing logits."""
-        if self.config.final_logit_softcapping is not None:  # the cap rounds, so that different logits can tie
-            return self.forward(block, caches).argmax(dim=-1)
-        return self.kernels.best(self._drafted(block, caches), self.head)[1].view(-1, block.block_rows - 1)
-
-    def _drafted(self, block: BlockRows, caches: LayerCaches) -> Tensor:
-        """Normed hidden states of the slots that draft, [requests * (block_rows - 1), N]."""
+    def hidden(self, block: BlockRows, caches: LayerCaches) -> Tensor:
+        """Run the block; return normed hidden states [Q, K, N] of the slots that draft. Caches are only read."""
         kernels, config = self.kernels, self.config
-        scale = self.target.embedding_scale if config.scale_block_embeddings else 1.0
-        by_sight = {layer.sight: layer for layer in self.layers}
-        sights = list(by_sight)
+        sights = list({layer.sight: None for layer in self.layers})
 
         def run_layers(hidden: Tensor, positions: Tensor, *spans: Tensor) -> list[Tensor]:
             for layer, cache in zip(self.layers, caches, strict=True):
                 hidden = self._layer_forward(layer, cache, hidden, positions, spans[sights.index(layer.sight)])
             return [kernels.rms_norm(hidden, self.final_norm, eps=config.rms_norm_eps)]
 
-        embeds = kernels.embed(block.token_ids, self.target.embedding) * scale
-        inputs = (embeds, block.positions, *(block_spans(block, layer) for layer in by_sight.values()))
+        embeds = kernels.embed(block.token_ids, self.embedding) * self._embedding_scale
+        inputs = (embeds, block.positions, *(sight.spans(block) for sight in sights))
         (normed,) = kernels.run(run_layers, inputs, recordings=caches.recordings, key="block")
-        return normed.view(-1, block.block_rows, config.hidden_size)[:, 1:].reshape(-1, config.hidden_size)
+        return normed.view(-1, block.block_rows, config.hidden_size)[:, config.layout.num_silent_slots :]
+
+    @property
+    def _embedding_scale(self) -> float:
+        declared = self.config.embedding_scale
+        return self.target.embedding_scale if declared is None else declared
 
     def _layer_forward(
-        self, layer: DFlashLayer, cache: LayerCache, hidden: Tensor, positions: Tensor, spans: Tensor
+        self, layer: DraftLayer, cache: LayerCache, hidden: Tensor, positions: Tensor, spans: Tensor
     ) -> Tensor:
-        kernels, eps, attention = self.kernels, self.config.rms_norm_eps, layer.attention
-        normed = kernels.rms_norm(hidden, layer.input_norm, eps=eps)
-        queries, fresh = attention.queries_keys_values(normed, self._rope(layer), positions, kernels=kernels, eps=eps)
+        kernels, config = self.kernels, self.config
+        normed = kernels.rms_norm(hidden, layer.input_norm, eps=config.rms_norm_eps)
+        queries, fresh = layer.attention.queries_keys_values(
+            normed, self._rope(layer), positions, kernels=kernels, eps=config.rms_norm_eps
+        )
         attended = kernels.attention(
             queries,
             cache.keys,
             cache.values,
             spans,
-            scale=layer.spec.head_dim**-0.5,
+            scale=config.attention_scale,
             fresh_k=fresh.keys,
             fresh_v=fresh.values,
         )
-        hidden = attention.output(attended, kernels=kernels, residual=hidden)
-        normed = kernels.rms_norm(hidden, layer.post_attention_norm, eps=eps)
-        return layer.mlp.forward(normed, kernels=kernels, activation=self.config.activation, residual=hidden)
+        return layer.after_attention(
+            attended, hidden, kernels=kernels, activation=config.activation, eps=config.rms_norm_eps
+        )
+
+    def base_logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [Q, K, N] -> logits [Q, K, Vd] in at least float32, soft-capped, before any Markov head."""
+        logits = self.kernels.logits(hidden.reshape(-1, hidden.shape[-1]), self.head)
+        if self.config.output_multiplier != 1.0:
+            logits = logits * self.config.output_multiplier
+        return soft_cap(logits, self.config.final_logit_softcapping).view(*hidden.shape[:2], -1)
+
+    def walk(self, block: BlockRows, caches: LayerCaches, *, num_candidates: int) -> BlockWalk:
+        """Run the block and get ready to draft from left to right."""
+        hidden = self.hidden(block, caches)
+        return BlockWalk(
+            hidden,
+            self.base_logits(hidden),
+            num_candidates=num_candidates,
+            draft_to_target=self.draft_to_target,
+            markov=self.markov,
+            confidence=self.confidence,
+        )
+
+    def draft_logits(
+        self, block: BlockRows, caches: LayerCaches, previous_token_ids: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits [Q, K, Vd] and chances [Q, K] of all slots, where int64 [Q, K] stood before them: a walk's plain twin.
+
+        previous_token_ids are target ids, the anchor first.
+        """
+        hidden = self.hidden(block, caches)
+        logits, chances, state = self.base_logits(hidden), [], None
+        for slot, token_ids in enumerate(previous_token_ids.unbind(dim=1)):
+            embedded = None
+            if self.markov is not None:
+                embedded = self.markov.embed(token_ids)
+                latent, state = self.markov.step(embedded, hidden[:, slot], state)
+                logits[:, slot] += self.markov.bias(latent)
+            if self.confidence is not None:
+                chances.append(self.confidence.forward(hidden[:, slot], embedded))
+        return logits, torch.stack(chances, dim=1) if chances else None
+
+    @property
+    def has_heads(self) -> bool:
+        """True where a slot needs to know the token drafted before it."""
+        return self.markov is not None or self.confidence is not None
+
+    def best(self, block: BlockRows, caches: LayerCaches) -> Tensor:
+        """Run the block; return the likeliest draft ids, int64 [Q, K], of a drafter without heads; stores no logits."""
+        hidden = self.hidden(block, caches)
+        if self.config.final_logit_softcapping is not None:  # the cap rounds, so that different logits can tie
+            return self.base_logits(hidden).argmax(dim=-1)
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        return self.kernels.best(rows, self.head)[1].view(hidden.shape[:2])
 
 
-def block_spans(block: BlockRows, layer: DFlashLayer) -> Tensor:
-    """Spans (kernels.ops) of block rows, int32 [requests * block_rows, 5].
+def _read_vocabulary(claims: TensorClaims, config: DrafterConfig, source: Path, device: torch.device) -> Tensor | None:
+    """Target id of each draft id, int64 [Vd]; files store it as the difference `d2t` (formats.md §2.5)."""
+    if config.draft_vocab_size == config.vocab_size:
+        return None
+    offsets = claims.take("d2t", (config.draft_vocab_size,)).dequantize(torch.float64).to(torch.int64)
+    ids = offsets + torch.arange(config.draft_vocab_size)
+    if bool((ids < 0).any()) or bool((ids >= config.vocab_size).any()) or len(set(ids.tolist())) != len(ids):
+        raise WeightsError(
+            f"tensor d2t of {source} does not map to {len(ids)} different ids below {config.vocab_size}."
+        )
+    return ids.to(device)
 
-    A row sees context before the anchor and slots of its own block (earlier ones only where the layer is causal);
-    a window counts positions back from the row, itself included, over context and block alike.
-    """
-    rows, window = block.block_rows, layer.spec.window
-    device = block.starts.device
-    slots = torch.arange(rows, device=device).expand(len(block.starts), rows)
-    starts = block.starts[:, None].expand_as(slots)
-    first_row = torch.arange(len(block.starts), device=device)[:, None] * rows
-    oldest = torch.zeros_like(starts) if window is None else (starts + slots - window + 1).clamp_min(0)
-    context_start = torch.minimum(oldest, starts)
-    fresh_start = first_row + (oldest - starts).clamp_min(0)
-    fresh_end = first_row + (slots + 1 if layer.is_causal else torch.full_like(slots, rows))
-    seats = block.seats[:, None].expand_as(slots)
-    columns = [seats, context_start, starts, fresh_start, fresh_end]
-    return torch.stack(columns, dim=-1).view(-1, 5).to(torch.int32)
+
+def _read_embedding(claims: TensorClaims, config: DrafterConfig, target: GemmaTarget, kernels: Kernels) -> object:
+    """The table that block tokens are embedded with."""
+    if "embed_tokens.weight" not in claims:
+        return target.embedding
+    weight = claims.take("embed_tokens.weight", (config.vocab_size, config.hidden_size))
+    return target.embedding if _are_equal(weight, target.stored_embedding) else kernels.pack(weight)
+
+
+def _read_head(
+    claims: TensorClaims,
+    config: DrafterConfig,
+    target: GemmaTarget,
+    kernels: Kernels,
+    draft_to_target: Tensor | None,
+) -> object:
+    """The matrix that gives draft logits, [Vd, N]."""
+    if "lm_head.weight" in claims:
+        weight = claims.take("lm_head.weight", (config.draft_vocab_size, config.hidden_size))
+        return target.embedding if _are_equal(weight, target.stored_embedding) else kernels.pack(weight)
+    if draft_to_target is None:
+        return target.embedding
+    return kernels.pack(select_rows(target.stored_embedding, draft_to_target.cpu()))
+
+
+def _are_equal(weight: PackedWeight, other: PackedWeight) -> bool:
+    """True for a copy of the target's table, as DSpark files bring it: one in memory will do."""
+    if type(weight) is not DenseWeight or type(other) is not DenseWeight or weight.values.is_meta:
+        return False
+    return weight.values.dtype == other.values.dtype and torch.equal(weight.values, other.values)
 
 
 def select_rows(weight: PackedWeight, ids: Tensor) -> PackedWeight:

@@ -90,7 +90,7 @@ def _shared(fields: Fields, *, model_type: str, norm_offset: float) -> TargetCon
         hidden_size=fields.integer("hidden_size", low=1),
         intermediate_size=fields.integer("intermediate_size", low=1),
         num_heads=fields.integer("num_attention_heads", low=1),
-        layers=_layers(fields),
+        layers=gemma4_layers(fields),
         rms_norm_eps=fields.number("rms_norm_eps", high=1.0, default=1e-6),
         norm_offset=norm_offset,
         attention_scale=1.0,
@@ -133,7 +133,8 @@ def _per_layer(fields: Fields) -> PerLayerSpec | None:
     return PerLayerSpec(vocab_size=fields.integer("vocab_size_per_layer_input", low=vocab_size), size=size)
 
 
-def _layers(fields: Fields) -> tuple[LayerSpec, ...]:
+def gemma4_layers(fields: Fields) -> tuple[LayerSpec, ...]:
+    """The layers that a Gemma 4 text config declares; also those of a drafter made of such layers."""
     kinds = layer_kinds(fields, fields.integer("num_hidden_layers", low=1, high=MAX_LAYERS))
     if kinds[-1] is not LayerKind.FULL:
         raise WeightsError(f"{fields.source}: layer_types must end with {LayerKind.FULL.value!r}.")

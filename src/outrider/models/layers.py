@@ -33,7 +33,11 @@ class WeightReader:
 
     def vector(self, name: str, size: int) -> Tensor:
         """Stored factors [size], in at least float32."""
-        return self.claims.take(name, (size,)).dequantize(self._precise, self.device)
+        return self.plain(name, (size,))
+
+    def plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Numbers that no kernel needs packed, in at least float32."""
+        return self.claims.take(name, shape).dequantize(self._precise, self.device)
 
     def unit_norm(self, size: int) -> Tensor:
         """The factors [size] of a norm that stores no weight."""

@@ -10,8 +10,16 @@ import torch
 
 from outrider.errors import DrafterMismatchError, UnsupportedModelError
 from outrider.kernels.ops import Kernels
-from outrider.models.config import DrafterConfig, TargetConfig, check_drafter, dflash_config, gemma3_config
+from outrider.models.config import TargetConfig, gemma3_config
 from outrider.models.dflash import DFlashDrafter
+from outrider.models.drafter_config import (
+    DrafterConfig,
+    check_drafter,
+    deepspec_gemma4_config,
+    deepspec_qwen3_config,
+    dflash_config,
+    speculators_config,
+)
 from outrider.models.gemma import GemmaTarget
 from outrider.models.gemma4_config import gemma4_config, gemma4_multimodal_config, gemma4_unified_config
 from outrider.weights.fields import Fields
@@ -24,7 +32,11 @@ TARGETS: dict[str, Callable[..., TargetConfig]] = {
     "gemma4": gemma4_multimodal_config,
     "gemma4_unified": gemma4_multimodal_config,
 }
-DRAFTERS: dict[str, Callable[..., DrafterConfig]] = {"DFlashDraftModel": dflash_config}
+DRAFTERS: dict[str, Callable[..., DrafterConfig]] = {
+    "DFlashDraftModel": dflash_config,
+    "Gemma4DSparkModel": deepspec_gemma4_config,
+    "Qwen3DSparkModel": deepspec_qwen3_config,
+}
 
 
 def target_config(checkpoint: Checkpoint) -> TargetConfig:
@@ -52,8 +64,10 @@ def load_target(
 
 
 def drafter_config(config: dict[str, Any], *, source: Path) -> DrafterConfig:
-    """Read a drafter's config, or raise naming its architecture."""
+    """Read a drafter's config, or raise naming its architecture. Those of the speculators library say so themselves."""
     fields = Fields(config, source=source / "config.json", error=DrafterMismatchError)
+    if "speculators_model_type" in fields:
+        return speculators_config(fields, name=source.name)
     architectures = fields.texts("architectures", default=None) or []
     known = [name for name in architectures if name in DRAFTERS]
     if not known:

@@ -71,8 +71,18 @@ class Fields:
 
     def overlaid(self, name: str) -> Fields:
         """These fields with those of the table `name` laid over them, except nulls."""
-        inner = {key: value for key, value in self.table(name, optional=True)._values.items() if value is not None}
-        return Fields({**self._values, **inner}, source=self.source, error=self._error, prefix=self._prefix)
+        return self._with({**self._values, **self.table(name, optional=True)._stated})
+
+    def underlaid(self, name: str, defaults: Mapping[str, Any]) -> Fields:
+        """These fields laid over those of the table `name`, and those over `defaults`; nulls cover nothing."""
+        return self._with({**defaults, **self.table(name)._stated, **self._stated})
+
+    @property
+    def _stated(self) -> dict[str, Any]:
+        return {name: value for name, value in self._values.items() if value is not None}
+
+    def _with(self, values: Mapping[str, Any]) -> Fields:
+        return Fields(values, source=self.source, error=self._error, prefix=self._prefix)
 
     def __contains__(self, name: str) -> bool:
         """True for a field that is there and not null."""

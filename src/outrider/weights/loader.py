@@ -105,16 +105,17 @@ class TensorClaims:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def take(self, name: str, shape: tuple[int, ...]) -> PackedWeight:
-        """Return tensor `name`; raises WeightsError if it is missing, has another shape or was taken before."""
+    def take(self, name: str, *shapes: tuple[int, ...]) -> PackedWeight:
+        """Return tensor `name`; WeightsError if it is missing, has none of the shapes or was taken before."""
         if name in self._taken:
             raise WeightsError(f"tensor {name} of {self._source} is claimed twice.")
         weight = self._tensors.get(name)
         if weight is None:
             raise WeightsError(f"tensor {name} is missing from {self._source}.{self._hint(name)}")
-        if tuple(weight.shape) != tuple(shape):
+        if tuple(weight.shape) not in shapes:
+            expected = " or ".join(map(str, shapes))
             raise WeightsError(
-                f"tensor {name} of {self._source} has shape {tuple(weight.shape)}, but its config needs {tuple(shape)}."
+                f"tensor {name} of {self._source} has shape {tuple(weight.shape)}, but its config needs {expected}."
             )
         self._taken.add(name)
         return weight

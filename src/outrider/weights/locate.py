@@ -65,14 +65,15 @@ def locate_target(name: str | None) -> Path:
 
 
 def locate_drafter(name: str) -> Path:
-    """Return the directory that `name` means: a path, or "owner/name" on the model hub."""
+    """Return the directory that `name` means: a path, or "owner/name" or "owner/name/folder" on the model hub."""
     return _from_hub(name) if is_hub_name(name) else _expanded(name)
 
 
 def _from_hub(name: str) -> Path:
     """The fetched checkpoint under its own name, which reports show; the hub's cache calls it by its commit."""
     snapshot = fetch_from_hub(name).resolve()
-    link = cache_dir() / "hub" / name
+    owner, repository, *folder = name.split("/")
+    link = cache_dir() / "hub" / owner / "@".join([repository, *folder])
     with cache_folder(link.parent):
         if link.is_symlink() and link.resolve() != snapshot:
             link.unlink()
