@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider.models.attention import allocate_caches, causal_spans, num_cache_slots, rope_table
+from outrider.models.attention import GivenRows, allocate_caches, causal_spans, num_cache_slots, rope_table
 from outrider.models.config import LayerKind, LayerSpec, RopeSpec
 from tests.toy import CPU, dense_rope, toy_target_config
 
@@ -72,3 +72,11 @@ def test_pairs_beyond_the_rotated_share_do_not_turn() -> None:
     angles = torch.tensor([1.0, 100.0**-0.25, 0.0, 0.0], dtype=torch.float64) / 2.0
     torch.testing.assert_close(table.cos[2], (2 * angles).cos())
     torch.testing.assert_close(table.sin[2], (2 * angles).sin())
+
+
+def test_given_rows_are_cut_and_filled_up() -> None:
+    given = GivenRows(torch.tensor([True, False, True]), torch.arange(6.0).view(3, 2))
+    cut = given.cut(1, 4)
+    assert cut.is_given.tolist() == [False, True, False, False]
+    assert cut.embeddings[:2].tolist() == [[2, 3], [4, 5]]
+    assert cut.embeddings.shape == (4, 2)
