@@ -72,7 +72,7 @@ class ScriptedProposer:
         num_right = self.script[len(self.asked) % len(self.script)] if self.script else draft_length
         self.asked.append(Asked(seats, batch.anchor_token_ids.tolist(), positions, draft_length))
         drafts = [self._drafts(seat, at, draft_length, num_right) for seat, at in zip(seats, positions, strict=True)]
-        return point_mass_block(torch.tensor(drafts), torch.float64)
+        return point_mass_block(torch.tensor(drafts, device=batch.seats.device), torch.float64)
 
     def _drafts(self, seat: int, anchor_position: int, draft_length: int, num_right: int) -> list[int]:
         text = self.texts[seat][anchor_position + 1 : anchor_position + 1 + draft_length]
@@ -127,7 +127,9 @@ class TableTarget:
 
     def __init__(self, table: Tensor, *, eos_token_ids: tuple[int, ...] = ()) -> None:
         self.table, self.dtype, self.device = table.to(torch.float64), torch.float64, CPU
-        self.config: Any = SimpleNamespace(vocab_size=len(table), layers=(), eos_token_ids=eos_token_ids)
+        self.config: Any = SimpleNamespace(
+            vocab_size=len(table), layers=(), eos_token_ids=eos_token_ids, placeholders=()
+        )
         self.kernels: Any = SimpleNamespace(name="table", own_threads=nullcontext)
         self.passes: list[Rows] = []
 
@@ -168,7 +170,7 @@ def make_test_engine(
         context_length=config.context_length,
         max_rows=config.max_rows,
         dtype=target.dtype,
-        device=CPU,
+        device=target.device,
     )
     return Engine(target, caches, proposer, tokenizer, config, frozenset(end_token_ids))
 

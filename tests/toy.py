@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from outrider.kernels.ops import Kernels
 from outrider.kernels.reference import TorchKernels
-from outrider.models.attention import LayerCaches
+from outrider.models.attention import GivenRows, LayerCaches
 from outrider.models.config import LayerKind, LayerSpec, RopeSpec, TargetConfig
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.draft_layers import BlockRows
@@ -283,19 +283,29 @@ def dense_values(inputs: Tensor, attention: AttentionWeights, spec: LayerSpec) -
     return (inputs @ attention.v_proj.T).unflatten(-1, (-1, spec.head_dim))
 
 
-def dense_hidden(target: GemmaTarget, token_ids: Sequence[int]) -> list[Tensor]:
-    """Output [R, N] of every layer over one text in one pass: no cache, no kernels, an explicit mask."""
+def dense_hidden(target: GemmaTarget, token_ids: Sequence[int], given: GivenRows | None = None) -> list[Tensor]:
+    """Output [R, N] of every layer over one text in one pass: no cache, no kernels, an explicit mask.
+
+    `given` has the prompt's rows, the first ones of the text.
+    """
     config, eps = target.config, target.config.rms_norm_eps
     hidden = target.embedding[torch.tensor(token_ids)] * config.hidden_size**0.5
+    if given is not None:
+        hidden[: len(given.is_given)][given.is_given] = given.embeddings[given.is_given]
     positions, outputs = torch.arange(len(token_ids)), []
     ages = positions[:, None] - positions
+    kept: list[tuple[Tensor, Tensor]] = []
     for layer in target.layers:
         spec, attention, mlp = layer.spec, layer.attention, layer.mlp
         normed = dense_norm(hidden, layer.input_norm, eps)
+        if spec.cache_source is None:
+            keys = dense_heads(normed, attention.k_proj, attention.k_norm, positions, spec, eps)
+            kept.append((keys, dense_values(normed, attention, spec)))
+        else:
+            kept.append(kept[spec.cache_source])
         attended = dense_attention(
             dense_heads(normed, attention.q_proj, attention.q_norm, positions, spec, eps),
-            dense_heads(normed, attention.k_proj, attention.k_norm, positions, spec, eps),
-            dense_values(normed, attention, spec),
+            *kept[-1],
             (ages >= 0) & (ages < (spec.window or len(token_ids))),
             scale=config.attention_scale,
         )
@@ -307,16 +317,18 @@ def dense_hidden(target: GemmaTarget, token_ids: Sequence[int]) -> list[Tensor]:
     return outputs
 
 
-def dense_logits(target: GemmaTarget, token_ids: Sequence[int]) -> Tensor:
+def dense_logits(target: GemmaTarget, token_ids: Sequence[int], given: GivenRows | None = None) -> Tensor:
     """Logits [R, V] of one text."""
-    normed = dense_norm(dense_hidden(target, token_ids)[-1], target.final_norm, target.config.rms_norm_eps)
+    normed = dense_norm(dense_hidden(target, token_ids, given)[-1], target.final_norm, target.config.rms_norm_eps)
     logits, cap = normed @ target.embedding.T, target.config.final_logit_softcapping
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def reference_greedy(target: GemmaTarget, prompt: Sequence[int], num_tokens: int) -> list[int]:
+def reference_greedy(
+    target: GemmaTarget, prompt: Sequence[int], num_tokens: int, given: GivenRows | None = None
+) -> list[int]:
     """F4: num_tokens greedy tokens after a prompt, everything computed anew for each; does not stop at EOS."""
     token_ids = list(prompt)
     for _ in range(num_tokens):
-        token_ids.append(int(dense_logits(target, token_ids)[-1].argmax()))
+        token_ids.append(int(dense_logits(target, token_ids, given)[-1].argmax()))
     return token_ids[len(prompt) :]

@@ -43,12 +43,15 @@ class Tokenizer:
         return cls(backend, bos_id=bos_id, eos_ids=(eos_id,) if eos_ids is None else eos_ids)
 
     def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
-        """Token ids of a text, after the begin token unless `add_bos` is false."""
+        """Token ids of a text, after a begin token unless `add_bos` is false.
+
+        A text that begins with the begin token's own spelling gets no second one: every path to a model comes by here.
+        """
         try:
             token_ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         except TypeError as error:  # how the library refuses a lone surrogate
             raise RequestError("The text is not valid Unicode: it holds half of a surrogate pair.") from error
-        return [self.bos_id, *token_ids] if add_bos else token_ids
+        return [self.bos_id, *token_ids] if add_bos and token_ids[:1] != [self.bos_id] else token_ids
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of token ids. Control tokens are left out; bytes that form no UTF-8 become U+FFFD."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider.models.attention import allocate_caches, causal_spans, num_cache_slots, rope_table
+from outrider.models.attention import GivenRows, allocate_caches, causal_spans, num_cache_slots, rope_table
 from outrider.models.config import LayerKind, LayerSpec, RopeSpec
 from tests.toy import CPU, dense_rope, toy_target_config
 
@@ -80,3 +80,11 @@ def test_rope_table_without_numbers_has_the_same_shape() -> None:
     table = rope_table(RopeSpec(theta=1e4), **sizes, device=CPU)
     assert blank.cos.is_meta
     assert [(part.shape, part.dtype) for part in blank] == [(part.shape, part.dtype) for part in table]
+
+
+def test_given_rows_are_cut_and_filled_up() -> None:
+    given = GivenRows(torch.tensor([True, False, True]), torch.arange(6.0).view(3, 2))
+    cut = given.cut(1, 4)
+    assert cut.is_given.tolist() == [False, True, False, False]
+    assert cut.embeddings[:2].tolist() == [[2, 3], [4, 5]]
+    assert cut.embeddings.shape == (4, 2)

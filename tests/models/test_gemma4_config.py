@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import OutriderError, UnsupportedModelError, WeightsError
-from outrider.models.config import ExpertsSpec, LayerKind, PerLayerSpec, RopeSpec, TargetConfig
+from outrider.models.config import ExpertsSpec, LayerKind, PerLayerSpec, Placeholder, RopeSpec, TargetConfig
 from outrider.models.gemma4_config import gemma4_config, gemma4_multimodal_config, gemma4_unified_config
 from outrider.weights.fields import Fields
 
@@ -178,9 +178,39 @@ def test_what_unified_text_lacks_is_refused(field: str, value: Any) -> None:
 def test_the_text_part_of_a_multimodal_config() -> None:
     wrapped = {"text_config": {**DENSE, "model_type": "gemma4_text"}, "tie_word_embeddings": True}
     config = gemma4_multimodal_config(Fields(wrapped, source="a-target"), norm_offset=0.0)
-    expected = replace(read(), tensor_prefix=config.tensor_prefix, skipped_tensors=config.skipped_tensors)
+    expected = replace(
+        read(),
+        tensor_prefix=config.tensor_prefix,
+        skipped_tensors=config.skipped_tensors,
+        placeholders=config.placeholders,
+    )
     assert config == expected
     assert config.tensor_prefix == "model.language_model"
+
+
+@pytest.mark.parametrize("model_type", ["gemma4_text", "gemma4_unified_text"])
+def test_placeholders_are_those_declared_else_those_of_every_release(model_type: str) -> None:
+    wrapped = {"text_config": {**DENSE, "model_type": model_type}, "image_token_id": 91, "video_token_id": None}
+    config = gemma4_multimodal_config(Fields(wrapped, source="a-target"), norm_offset=0.0)
+    assert config.placeholders == (
+        Placeholder(text="<|image|>", token_id=91),
+        Placeholder(text="<|audio|>", token_id=258_881),
+        Placeholder(text="<|video|>", token_id=258_884),
+    )
+    assert read().placeholders == ()
+
+
+@pytest.mark.parametrize("value", [-1, "91", 2.5])
+def test_a_placeholder_that_is_no_id_is_refused(value: Any) -> None:
+    wrapped = {"text_config": {**DENSE, "model_type": "gemma4_text"}, "audio_token_id": value}
+    with pytest.raises(WeightsError, match="audio_token_id"):
+        gemma4_multimodal_config(Fields(wrapped, source="a-target"), norm_offset=0.0)
+
+
+def test_the_pad_token_is_declared_or_0() -> None:
+    assert (read(pad_token_id=7).pad_token_id, read().pad_token_id, read(pad_token_id=None).pad_token_id) == (7, 0, 0)
+    with pytest.raises(WeightsError, match="pad_token_id=128"):
+        read(pad_token_id=128)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class LLM:
         return LLM(make_engine(engine.target, None, self.tokenizer, engine.config), self.tokenizer)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt; text gets a begin token, ids are taken as they are."""
+        """Token ids of a prompt; text gets a begin token if it has none, ids are taken as they are."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt) if prompt else []
         is_ids = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)

@@ -18,8 +18,9 @@ from outrider.engine.proposer import Proposer
 from outrider.engine.rejection import ACCEPTANCE_RULES, point_mass_block
 from outrider.engine.state import RequestState
 from outrider.errors import ConfigError, RequestError
-from outrider.models.attention import LayerCaches, Rows
+from outrider.models.attention import GivenRows, LayerCaches, Rows
 from outrider.models.gemma import GemmaTarget
+from outrider.models.multimodal import PromptRows, refuse_placeholders
 from outrider.tokenizer import IncrementalDecoder, Tokenizer
 
 
@@ -96,16 +97,33 @@ class Engine:
 
     def add(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> RequestState:
         """Queue a request; RequestError if it can never run."""
+        return self._queue(tuple(prompt_token_ids), params, None)
+
+    def add_rows(self, prompt: PromptRows, params: SamplingParams) -> RequestState:
+        """Queue a request whose prompt brings some embeddings [R, N] itself; RequestError if it can never run.
+
+        What is built on top of targets that read more than text comes in here; `LLM` does not offer it.
+        """
+        size, found = self.target.config.hidden_size, prompt.given.embeddings.shape[1:]
+        if found != (size,):
+            raise RequestError(f"an embedding of the prompt has shape {tuple(found)}, but the target takes {(size,)}.")
+        device = self.target.device
+        given = GivenRows(
+            prompt.given.is_given.to(device), prompt.given.embeddings.to(device=device, dtype=self.target.dtype)
+        )
+        return self._queue(tuple(prompt.token_ids.tolist()), params, given)
+
+    def _queue(self, prompt: tuple[int, ...], params: SamplingParams, given: GivenRows | None) -> RequestState:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params is one SamplingParams for all prompts, not {type(params).__name__}.")
-        prompt = tuple(prompt_token_ids)
-        self._check_prompt(prompt)
+        self._check_prompt(prompt, [False] * len(prompt) if given is None else given.is_given.tolist())
         room = self.config.context_length - len(prompt)
         noise_seed = params.seed if params.seed is not None else self._derived_seed()
         stop_token_ids = self._stop_token_ids(params)
         request = RequestState(
             index=self.num_added,
             prompt_token_ids=prompt,
+            given=given,
             params=params,
             noise_seed=noise_seed,
             draft_length=self._draft_length(params),
@@ -129,7 +147,7 @@ class Engine:
         asked = frozenset(params.stop_token_ids)
         return asked if params.ignore_eos else asked | self.end_token_ids
 
-    def _check_prompt(self, prompt: tuple[int, ...]) -> None:
+    def _check_prompt(self, prompt: tuple[int, ...], is_given: list[bool]) -> None:
         if not prompt:
             raise RequestError("the prompt is empty. Give at least one token of text.")
         if len(prompt) >= self.config.context_length:
@@ -140,6 +158,7 @@ class Engine:
         vocab_size = self.target.config.vocab_size
         if min(prompt) < 0 or max(prompt) >= vocab_size:
             raise RequestError(f"the prompt has a token id outside 0..{vocab_size - 1}.")
+        refuse_placeholders(prompt, is_given, self.target.config.placeholders)
 
     def _derived_seed(self) -> int:
         return random.Random(f"{self.config.seed}/{self.num_added}").getrandbits(63)
@@ -210,7 +229,7 @@ class Engine:
         tap_layers = self.proposer.tap_layers if self.proposer else ()
         prompt = torch.tensor(request.prompt_token_ids, device=self.target.device)
         for start in range(0, len(prompt), step):
-            rows = self._prompt_rows(prompt[start : start + step], start, request.seat)
+            rows = self._prompt_rows(prompt[start : start + step], start, request)
             output = self.target.forward(rows, self.caches, tap_layers=tap_layers)
             if self.proposer is not None and output.taps is not None:
                 self.proposer.commit(output.taps, rows.seats, rows.positions)
@@ -219,12 +238,13 @@ class Engine:
             return output.hidden, last_row
         return output.hidden[last_row : last_row + 1], 0
 
-    def _prompt_rows(self, token_ids: Tensor, start: int, seat: int) -> Rows:
+    def _prompt_rows(self, token_ids: Tensor, start: int, request: RequestState) -> Rows:
         count, num_spare = len(token_ids), max(0, (self.config.rows_per_pass or 0) - len(token_ids))
         positions = torch.arange(start, start + count, device=token_ids.device)
         spare = positions.new_zeros(num_spare)
-        seats = torch.cat([torch.full_like(positions, seat), spare - 1])
-        return Rows(torch.cat([token_ids, spare]), seats, torch.cat([positions, spare]))
+        seats = torch.cat([torch.full_like(positions, request.seat), spare - 1])
+        given = request.given.cut(start, len(seats)) if request.given is not None else None
+        return Rows(torch.cat([token_ids, spare]), seats, torch.cat([positions, spare]), given)
 
     def _decode(self) -> list[Chunk]:
         batch = CycleBatch.of(self.running, self.target.device)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.core import AcceptanceStats, Chunk, SamplingParams, TokenLogprobs
 from outrider.engine.adjustments import Adjustments
+from outrider.models.attention import GivenRows
 from outrider.tokenizer import IncrementalDecoder
 
 
@@ -27,6 +28,7 @@ class RequestState:
     stop_token_ids: frozenset[int]
     decoder: IncrementalDecoder | None
     adjustments: Adjustments | None = None
+    given: GivenRows | None = None  # embeddings that prompt rows bring, on the target's device
     seat: int = -1
     output_token_ids: list[int] = field(default_factory=list)
     text: str = ""

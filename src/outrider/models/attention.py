@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from outrider.models.config import LayerSpec, RopeSpec
 
@@ -94,9 +95,27 @@ def rope_table(
 
 
 @dataclass(frozen=True)
+class GivenRows:
+    """Embeddings that some rows bring instead of a token's.
+
+    They enter the first layer as they are, not scaled. What stands in a row that is not given is never read.
+    """
+
+    is_given: Tensor  # bool [R]
+    embeddings: Tensor  # [R, N]
+
+    def cut(self, start: int, num_rows: int) -> GivenRows:
+        """The rows from `start` on; past the last row none is given."""
+        is_given, embeddings = (each[start : start + num_rows] for each in (self.is_given, self.embeddings))
+        num_spare = num_rows - len(is_given)
+        return GivenRows(functional.pad(is_given, (0, num_spare)), functional.pad(embeddings, (0, 0, 0, num_spare)))
+
+
+@dataclass(frozen=True)
 class Rows:
     """The packed rows of one target pass; a spare row has seat -1 and position 0."""
 
     token_ids: Tensor  # int64 [R]
     seats: Tensor  # int64 [R]
     positions: Tensor  # int64 [R]
+    given: GivenRows | None = None  # None embeds every row from its id, as anchors and drafts always are

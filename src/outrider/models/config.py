@@ -63,6 +63,14 @@ class PerLayerSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Placeholder:
+    """A token that stands in a prompt for one row of an image, a sound or a video."""
+
+    text: str
+    token_id: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class TargetConfig:
     """A Gemma text decoder. Differences between generations are fields here, not code elsewhere."""
 
@@ -83,6 +91,8 @@ class TargetConfig:
     has_layer_scalars: bool = False  # a layer's output is multiplied by its `layer_scalar`
     experts: ExpertsSpec | None = None
     per_layer: PerLayerSpec | None = None
+    pad_token_id: int = 0  # whose per-layer embedding rows take that are no token's
+    placeholders: tuple[Placeholder, ...] = ()  # of modalities beside text; none in a text-only model
     tensor_prefix: str = "model"  # what the names of the decoder's tensors begin with
     skipped_tensors: tuple[str, ...] = ()  # patterns of names that belong to other parts of the checkpoint
 

@@ -144,8 +144,7 @@ class GemmaTarget:
                 outputs[index] = hidden
             return [hidden, *(outputs[i] for i in tap_layers)]
 
-        embedded = self.embed(rows.token_ids)
-        own_inputs = self._own_inputs(rows.token_ids, embedded)
+        embedded, own_inputs = self._inputs(rows)
         inputs = (embedded, own_inputs, rows.seats, rows.positions, *spans)
         key = ("target", tuple(tap_layers))
         if self.config.experts is None:
@@ -154,8 +153,21 @@ class GemmaTarget:
             hidden, *taps = run_layers(*inputs)
         return TargetOutput(hidden, torch.cat(taps, dim=-1) if taps else None)
 
+    def _inputs(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """What enters the first layer, [R, N], and what every layer gets beside it, [L, R, P].
+
+        A given row is no token's: its per-layer embedding is that of the pad token (formats.md §1.1).
+        """
+        if rows.given is None:
+            embedded = self.embed(rows.token_ids)
+            return embedded, self._own_inputs(rows.token_ids, embedded)
+        is_given, embeddings = rows.given.is_given, rows.given.embeddings
+        token_ids = torch.where(is_given, self.config.pad_token_id, rows.token_ids)
+        embedded = torch.where(is_given[:, None], embeddings, self.embed(token_ids))
+        return embedded, self._own_inputs(token_ids, embedded)
+
     def _own_inputs(self, token_ids: Tensor, embedded: Tensor) -> Tensor:
-        """What every layer gets beside the hidden state, [L, R, P]; P is 0 in a model without per-layer embeddings."""
+        """[L, R, P] for ids int64 [R] and what enters the first layer [R, N]; P is 0 without per-layer embeddings."""
         if self.per_layer_embedding is None:
             return embedded.new_empty(len(self.layers), len(token_ids), 0)
         return self.per_layer_embedding.forward(token_ids, embedded, kernels=self.kernels, eps=self.config.rms_norm_eps)

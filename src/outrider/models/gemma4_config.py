@@ -12,6 +12,7 @@ from outrider.models.config import (
     LayerKind,
     LayerSpec,
     PerLayerSpec,
+    Placeholder,
     RopeSpec,
     TargetConfig,
     end_token_ids,
@@ -25,6 +26,7 @@ _ROPE_TYPES = {LayerKind.FULL: "proportional", LayerKind.SLIDING: "default"}
 # Of the whole model here, though `per_layer_config` could set them for one layer.
 _NO_OVERRIDES = ("sliding_window", "num_attention_heads", "intermediate_size", "rope_parameters", "layer_types")
 _OTHER_MODALITIES = ("model.vision_tower.*", "model.audio_tower.*", "model.embed_vision.*", "model.embed_audio.*")
+_PLACEHOLDER_IDS = {"image": 258_880, "audio": 258_881, "video": 258_884}  # of every release, where none is declared
 
 
 def gemma4_config(fields: Fields, *, norm_offset: float) -> TargetConfig:
@@ -60,6 +62,7 @@ def gemma4_multimodal_config(fields: Fields, *, norm_offset: float) -> TargetCon
     return replace(
         config,
         eos_token_ids=end_token_ids(fields) or config.eos_token_ids,
+        placeholders=_placeholders(fields),
         tensor_prefix="model.language_model",
         skipped_tensors=_OTHER_MODALITIES,
     )
@@ -68,11 +71,22 @@ def gemma4_multimodal_config(fields: Fields, *, norm_offset: float) -> TargetCon
 _TEXT_READERS = {"gemma4_text": gemma4_config, "gemma4_unified_text": gemma4_unified_config}
 
 
+def _placeholders(fields: Fields) -> tuple[Placeholder, ...]:
+    """`image_token_id` and its kin, with the texts their tokens have (formats.md §1.3, §1.4)."""
+    found = []
+    for kind, usual in _PLACEHOLDER_IDS.items():
+        declared = fields.integer(f"{kind}_token_id", low=1, default=None)
+        found.append(Placeholder(text=f"<|{kind}|>", token_id=declared or usual))
+    return tuple(found)
+
+
 def _shared(fields: Fields, *, model_type: str, norm_offset: float) -> TargetConfig:
     _refuse_what_we_lack(fields)
+    vocab_size = fields.integer("vocab_size", low=1)
+    pad_token_id = fields.integer("pad_token_id", low=0, high=vocab_size - 1, default=None)
     return TargetConfig(
         model_type=model_type,
-        vocab_size=fields.integer("vocab_size", low=1),
+        vocab_size=vocab_size,
         hidden_size=fields.integer("hidden_size", low=1),
         intermediate_size=fields.integer("intermediate_size", low=1),
         num_heads=fields.integer("num_attention_heads", low=1),
@@ -86,6 +100,7 @@ def _shared(fields: Fields, *, model_type: str, norm_offset: float) -> TargetCon
         eos_token_ids=end_token_ids(fields),
         norms_values=True,
         has_layer_scalars=True,
+        pad_token_id=pad_token_id or 0,
     )
 
 
