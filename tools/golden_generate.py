@@ -59,7 +59,7 @@ def main() -> None:
         "made_by": "tools/golden_generate.py",
         "transformers": transformers.__version__,
         "torch": torch.__version__,
-        "target_sha256": checkpoint.source_sha256,
+        "target_sha256": checkpoint.sha256(),
         "workload_sha256": GOLDEN.sha256,
         "cases": cases,
     }

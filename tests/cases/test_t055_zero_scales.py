@@ -23,6 +23,7 @@ from tests.weights.low_bit_writer import CONFIGS, stored
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 WEIGHT = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
+ONE_SCALE = "modelopt float8"  # for all of a matrix
 GLOBAL_SCALES = {"nvfp4": f"{NAME}_global_scale", "modelopt": f"{NAME}_scale_2"}
 
 
@@ -54,7 +55,7 @@ def refusal(layout: str, part: str, scales: torch.Tensor, folder: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("layout", [name for name in CONFIGS if name not in GLOBAL_SCALES])
+@pytest.mark.parametrize("layout", [name for name in CONFIGS if name not in (*GLOBAL_SCALES, ONE_SCALE)])
 def test_t055_three_bad_scales_are_listed(layout: str, tmp_path: Path) -> None:
     part = f"{NAME}_scale"
     scales = stored(layout, NAME, WEIGHT)[part].clone()
@@ -62,6 +63,12 @@ def test_t055_three_bad_scales_are_listed(layout: str, tmp_path: Path) -> None:
     message = refusal(layout, part, scales, tmp_path / "m")
     assert f"tensor {part} has scales that are not finite and above zero" in message
     assert f"1 zero, 1 negative, 1 NaN, 1 infinite of {scales.numel()}, the first at [1, 2, 3, 4]" in message
+
+
+@pytest.mark.parametrize(("bad", "kind"), [(0.0, "zero"), (float("nan"), "NaN"), (-1.0, "negative")])
+def test_t055_the_one_scale_of_a_matrix(bad: float, kind: str, tmp_path: Path) -> None:
+    message = refusal(ONE_SCALE, f"{NAME}_scale", torch.tensor(bad), tmp_path / "m")
+    assert f"tensor {NAME}_scale has scales that are not finite and above zero: 1 {kind} of 1" in message
 
 
 @pytest.mark.parametrize("layout", GLOBAL_SCALES)

@@ -74,6 +74,14 @@ def test_pairs_beyond_the_rotated_share_do_not_turn() -> None:
     torch.testing.assert_close(table.sin[2], (2 * angles).sin())
 
 
+def test_rope_table_without_numbers_has_the_same_shape() -> None:
+    sizes = {"head_dim": 8, "num_positions": 3, "dtype": torch.bfloat16}
+    blank = rope_table(RopeSpec(theta=1e4), **sizes, device="meta")
+    table = rope_table(RopeSpec(theta=1e4), **sizes, device=CPU)
+    assert blank.cos.is_meta
+    assert [(part.shape, part.dtype) for part in blank] == [(part.shape, part.dtype) for part in table]
+
+
 def test_given_rows_are_cut_and_filled_up() -> None:
     given = GivenRows(torch.tensor([True, False, True]), torch.arange(6.0).view(3, 2))
     cut = given.cut(1, 4)

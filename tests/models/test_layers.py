@@ -11,7 +11,8 @@ from torch.nn import functional
 from outrider.errors import WeightsError
 from outrider.kernels.reference import TorchKernels
 from outrider.models.attention import rope_table
-from outrider.models.layers import AttentionWeights, MlpWeights, WeightReader, soft_cap
+from outrider.models.config import ExpertsSpec
+from outrider.models.layers import AttentionWeights, ExpertsWeights, MlpWeights, WeightReader, soft_cap
 from outrider.weights.loader import TensorClaims
 from outrider.weights.packed import DenseWeight
 from tests.toy import CPU, SOURCE, dense_heads, toy_checkpoint, toy_target_config
@@ -89,3 +90,42 @@ def test_soft_cap_bends_logits_and_its_absence_leaves_them() -> None:
     expected = torch.tensor([-5.0, 0.0, 5 * math.tanh(0.5)], dtype=torch.float64)
     torch.testing.assert_close(soft_cap(logits, 5.0), expected)
     assert soft_cap(logits, None) is logits
+
+
+def experts_tensors(*, one_by_one: bool) -> dict[str, DenseWeight]:
+    """Router, norms and three experts of two inner features, fused or each matrix by itself."""
+    generator = torch.Generator().manual_seed(5)
+    sizes = {"router.scale": (4,), "router.proj.weight": (3, 4), "router.per_expert_scale": (3,)}
+    norms = ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2")
+    sizes |= {f"{name}.weight": (4,) for name in norms}
+    found = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in sizes.items()}
+    gate_up, down = (torch.randn(3, 4, n, generator=generator, dtype=torch.float64) for n in (4, 2))
+    if one_by_one:
+        for expert in range(3):
+            parts = zip(("gate_proj", "up_proj", "down_proj"), (*gate_up[expert].chunk(2), down[expert]), strict=True)
+            found |= {f"experts.{expert}.{name}.weight": matrix for name, matrix in parts}
+    else:
+        found |= {"experts.gate_up_proj": gate_up, "experts.down_proj": down}
+    return {f"l.{name}": DenseWeight(name, values) for name, values in found.items()}
+
+
+def test_experts_stored_one_by_one_are_the_fused_ones() -> None:
+    """Seen red: up rows before gate rows."""
+    spec, outputs = ExpertsSpec(num_experts=3, num_chosen=2, intermediate_size=2), []
+    for one_by_one in (True, False):
+        reader = reader_of(experts_tensors(one_by_one=one_by_one))
+        weights = ExpertsWeights.read(reader, "l", spec, hidden_size=4)
+        assert reader.claims.finish() == []
+        rows = random_rows(size=4)
+        outputs.append(weights.forward(rows, rows, kernels=KERNELS, activation="gelu_tanh", eps=EPS))
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-6, atol=1e-6)  # a stack is unpacked in float32
+    assert float(outputs[0].std()) > 0.1
+
+
+def test_an_expert_that_is_missing_is_named() -> None:
+    tensors = experts_tensors(one_by_one=True)
+    del tensors["l.experts.2.up_proj.weight"]
+    with pytest.raises(WeightsError, match=r"tensor l\.experts\.2\.up_proj\.weight is missing"):
+        ExpertsWeights.read(
+            reader_of(tensors), "l", ExpertsSpec(num_experts=3, num_chosen=2, intermediate_size=2), hidden_size=4
+        )

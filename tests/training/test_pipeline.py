@@ -54,7 +54,7 @@ def test_a_run_leaves_drafters_with_their_records(run: Path, tmp_path: Path) -> 
         assert record["held_out"] == records[name]["held_out"]
         assert record["recipe"]["name"] == name
         assert record["num_parameters"] > 0
-        assert record["text"]["target_sha256"] == open_target(target, recipes[0], device=CPU)[0].source_sha256
+        assert record["text"]["target_sha256"] == open_target(target, recipes[0], device=CPU)[0].sha256()
         assert [walk["draft_length"] for walk in record["held_out"]["greedy"]] == [1, 2, 3]
         assert all(0.0 <= chance <= 1.0 for chance in record["held_out"]["sampled"] + record["held_out"]["filtered"])
     assert [line for line in messages if line.startswith("two: ")]

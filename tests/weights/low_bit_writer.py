@@ -42,6 +42,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "float8": float8_config(),
     "nvfp4": compressed_tensors("nvfp4-pack-quantized", **NVFP4_ARGS),
     "modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+    "modelopt float8": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
 }
 
 
@@ -71,6 +72,9 @@ def stored(layout: str, name: str, weight: Tensor) -> dict[str, Tensor]:
     if layout == "float8":
         scales = (weight.float().abs().amax(-1, keepdim=True) / 448).to(torch.bfloat16)
         return {name: (weight.float() / scales).to(torch.float8_e4m3fn), f"{name}_scale": scales}
+    if layout == "modelopt float8":
+        scale = weight.float().abs().max() / 448
+        return {name: (weight.float() / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
     grouped = weight.float().view(rows, -1, 16)
     global_scale = weight.float().abs().max() / (6 * 448)
     scales = (grouped.abs().amax(-1) / (6 * global_scale)).clamp(2**-9, 448).to(torch.float8_e4m3fn)

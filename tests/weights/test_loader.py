@@ -13,9 +13,11 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.errors import LocateError, UnsupportedModelError, WeightsError
+from outrider.weights import loader
 from outrider.weights.loader import Checkpoint, TensorClaims, load_checkpoint
 from outrider.weights.locate import locate_target
 from outrider.weights.packed import DenseWeight, PackedWeight
+from tests.plans import plan_path
 
 SECOND_LOAD_LIMIT_S = 5.0
 
@@ -40,7 +42,7 @@ def test_second_load_of_the_embedded_default_is_quick(embedded_checkpoint: Check
 
 def test_embedded_default_declares_its_facts(embedded_checkpoint: Checkpoint) -> None:
     assert embedded_checkpoint.norm_offset == 0.0
-    assert embedded_checkpoint.source_sha256 == "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+    assert embedded_checkpoint.sha256() == "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
     assert embedded_checkpoint.source == locate_target(None)
     assert embedded_checkpoint.tokenizer_path.is_file()
 
@@ -50,7 +52,7 @@ def test_gguf_file(cache: Path, tiny_gguf: Path) -> None:
     checkpoint = load_checkpoint(tiny_gguf, progress=messages.append)
     assert messages == ["Preparing tiny.gguf (once)"]
     assert checkpoint.norm_offset == 0.0
-    assert checkpoint.source_sha256 == hashlib.sha256(tiny_gguf.read_bytes()).hexdigest()
+    assert checkpoint.sha256() == hashlib.sha256(tiny_gguf.read_bytes()).hexdigest()
     assert checkpoint.tensors["model.norm.weight"].shape == (256,)
 
 
@@ -71,9 +73,30 @@ def test_directory(cache: Path, tmp_path: Path) -> None:
     assert checkpoint.norm_offset == 1.0
     assert checkpoint.config == {"model_type": "gemma3_text"}
     assert (checkpoint.source, checkpoint.tokenizer_path) == (path, path / "tokenizer.json")
-    first = checkpoint.source_sha256
+    first = checkpoint.sha256()
     save_file({"model.norm.weight": torch.zeros(4, 4)}, path / "model.safetensors")
-    assert load_checkpoint(path).source_sha256 != first
+    assert load_checkpoint(path).sha256() != first
+
+
+def test_a_directory_is_hashed_only_when_somebody_asks(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, hashed = write_directory(tmp_path / "m"), []
+    monkeypatch.setattr(loader, "file_sha256", lambda file: hashed.append(file.name) or "0")
+    checkpoint = load_checkpoint(path)
+    assert (checkpoint.source_sha256, hashed) == (None, [])
+    assert len(checkpoint.sha256()) == 64
+    assert hashed == ["config.json", "model.safetensors"]
+
+
+def test_a_name_plan_is_a_checkpoint_without_numbers(cache: Path) -> None:
+    path = plan_path("gemma-4-12B-it")
+    with pytest.raises(LocateError, match=r"gemma-4-12B-it is a name plan: it has no numbers, and only `outrider"):
+        load_checkpoint(path)
+    checkpoint = load_checkpoint(path, without_numbers=True)
+    norm = checkpoint.tensors["model.language_model.norm.weight"].dequantize(torch.bfloat16, "meta")
+    assert (norm.is_meta, tuple(norm.shape)) == (True, (3840,))
+    assert checkpoint.config["eos_token_id"] == [1, 106]
 
 
 def test_unknown_model_type_is_named(cache: Path, tmp_path: Path) -> None:

@@ -13,7 +13,15 @@ import pytest
 
 from outrider.errors import ConfigError, LocateError, WeightsError
 from outrider.weights import locate
-from outrider.weights.locate import EMBEDDED_MODULE, cache_dir, file_sha256, locate_drafter, locate_target
+from outrider.weights.locate import (
+    EMBEDDED_MODULE,
+    PLAN_NAME,
+    cache_dir,
+    file_sha256,
+    is_name_plan,
+    locate_drafter,
+    locate_target,
+)
 
 PARTS = [b"GGUF first ", b"second ", b"third"]
 
@@ -174,3 +182,12 @@ def test_the_home_of_nobody_is_a_path_like_any_other(monkeypatch: pytest.MonkeyP
         locate_target("~no-such-user/m.gguf")
     monkeypatch.setenv("OUTRIDER_CACHE", "~no-such-user/cache")
     assert cache_dir() == Path("~no-such-user/cache")
+
+
+def test_a_name_plan_is_found_and_files_win_over_it(tmp_path: Path) -> None:
+    for name in ("config.json", PLAN_NAME):
+        (tmp_path / name).write_text("{}")
+    assert locate_target(str(tmp_path)) == tmp_path
+    assert is_name_plan(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert not is_name_plan(tmp_path)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider.kernels.reference import TorchKernels
-from outrider.weights.low_bit import Float8Weight, Int4Weight, LowBitWeight, Nvfp4Weight
+from outrider.weights.low_bit import ExpertStack, Float8Weight, Int4Weight, LowBitWeight, Nvfp4Weight
 from outrider.weights.packed import DenseWeight
 from outrider.weights.safetensors_dir import load_safetensors_dir
 from tests.weights.low_bit_writer import E2M1, pack_nibbles
@@ -100,3 +100,23 @@ def test_float8_by_hand(block: tuple[int, int], shape: tuple[int, int]) -> None:
         for i in range(7):
             scale = scales[o // rows if rows else 0, i // columns if columns else 0]
             assert weight.values[o, i] == stored[o, i].float() * scale
+
+
+def test_experts_stored_one_by_one_are_a_stack() -> None:
+    """Gate rows first, then up rows, each expert with scales of its own."""
+    gates, ups = torch.randn(3, 4, 8), torch.randn(3, 4, 8)
+    experts = [[DenseWeight("gate", gate), DenseWeight("up", up)] for gate, up in zip(gates, ups, strict=True)]
+    stack = ExpertStack("experts.gate_up_proj", experts)
+    assert stack.shape == (3, 8, 8)
+    assert torch.equal(stack.values, torch.cat([gates, ups], dim=1))
+    assert torch.equal(stack.dequantize(torch.bfloat16), torch.cat([gates, ups], dim=1).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_without_numbers_only_shape_and_dtype_are_left(name: str, tmp_path: Path) -> None:
+    golden(name, tmp_path / "m")
+    _, weights = load_safetensors_dir(tmp_path / "m", without_numbers=True)
+    (weight,) = weights.values()
+    blank = weight.dequantize(torch.bfloat16, "meta")
+    assert blank.is_meta
+    assert (tuple(blank.shape), blank.dtype) == (weight.shape, torch.bfloat16)

@@ -33,6 +33,11 @@ def read(declared: Any, path: Path) -> Scheme | None:
         (compressed_tensors("nvfp4-pack-quantized", **NVFP4_ARGS), Scheme(Layout.NVFP4, 16, ignored=("lm_head",))),
         (MODELOPT, Scheme(Layout.MODELOPT_NVFP4, 16)),
         ({**MODELOPT, "config_groups": {"g": {"weights": NVFP4_ARGS}}}, Scheme(Layout.MODELOPT_NVFP4, 16)),
+        ({**MODELOPT, "quant_algo": "FP8"}, Scheme(Layout.MODELOPT_FLOAT8, 0, block=(0, 0))),
+        (
+            {**MODELOPT, "quant_algo": "FP8", "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float"}}}},
+            Scheme(Layout.MODELOPT_FLOAT8, 0, block=(0, 0)),
+        ),
     ],
 )
 def test_schemes(declared: dict[str, Any], expected: Scheme, tmp_path: Path) -> None:
@@ -63,6 +68,8 @@ def test_no_declaration(tmp_path: Path) -> None:
         {**int4_config(), "quant_method": "gptq"},
         {**MODELOPT, "quant_algo": "W4A8_AWQ"},
         {**MODELOPT, "config_groups": {"g": {"weights": {**NVFP4_ARGS, "group_size": 32}}}},
+        {**MODELOPT, "quant_algo": "FP8", "group_size": 128},
+        {**MODELOPT, "quant_algo": "FP8_PB_WO"},
     ],
 )
 def test_what_cannot_be_read_is_named(declared: dict[str, Any], tmp_path: Path) -> None:

@@ -1,7 +1,12 @@
-"""What `doctor` looks at: kernels, target, drafter, and a few drafted tokens."""
+"""What `doctor` looks at: kernels, target, drafter, and a few drafted tokens.
+
+Target and drafter are built as loading builds them, but on the meta device: every tensor is claimed or refused, none is
+read. A name plan (weights/name_plan.py) does as well as a checkpoint, except for drafting.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,16 +14,24 @@ from typing import Any
 import torch
 
 from outrider import metrics
-from outrider.backends.local import drafter_path, load, resolve_device
+from outrider.backends.account import account_caches, account_weights, held_bytes
+from outrider.backends.local import drafter_path, load, resolve_config, resolve_device
 from outrider.core import SamplingParams
 from outrider.engine.engine import EngineConfig
 from outrider.kernels.ops import select_kernels
-from outrider.models.registry import drafter_config, target_config
-from outrider.weights.loader import load_checkpoint, load_safetensors_dir
-from outrider.weights.locate import locate_target
+from outrider.kernels.reference import TorchKernels
+from outrider.models.drafter_config import DrafterConfig
+from outrider.models.gemma import GemmaTarget
+from outrider.models.registry import load_drafter, load_target, target_config
+from outrider.weights.loader import Checkpoint, load_checkpoint, load_safetensors_dir
+from outrider.weights.locate import is_name_plan, locate_target
+from outrider.weights.name_plan import EVIDENCE, read_name_plan
 
 PROBE_PROMPT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
 PROBE_TOKENS = 32
+MAX_PROBED_BYTES = 4 << 30  # a larger target takes longer to load than a check may take
+_META = torch.device("meta")
+_DTYPE = torch.bfloat16  # of weights and caches on a GPU
 
 
 def inspect_kernels(kind: str, device: str) -> dict[str, Any]:
@@ -29,42 +42,105 @@ def inspect_kernels(kind: str, device: str) -> dict[str, Any]:
     return {"kernels": chosen.name, "device": str(place), "row_invariant": chosen.row_invariant}
 
 
-def inspect_target(target: str | None, *, progress: Callable[[str], None]) -> dict[str, Any]:
-    """What the target declares."""
-    checkpoint = load_checkpoint(locate_target(target), progress=progress)
-    config = target_config(checkpoint)
+def inspect_target(target: str | None, *, context_length: int, progress: Callable[[str], None]) -> dict[str, Any]:
+    """What the target declares, which of its tensors load, and what it takes in bfloat16."""
+    checkpoint, model = _outlined_target(target, context_length=context_length, progress=progress)
+    config = model.config
     kinds = [layer.kind.value.removesuffix("_attention") for layer in config.layers]
+    caches = account_caches(config.layers, context_length=context_length, dtype=_DTYPE)
+    held = held_bytes(model)
     return {
         "source": checkpoint.source.name,
-        "sha256": checkpoint.source_sha256,
+        **_evidence(checkpoint.source),
+        **({"sha256": checkpoint.source_sha256} if checkpoint.source_sha256 else {}),
         "model_type": config.model_type,
         "layers": f"{len(kinds)} ({kinds.count('sliding')} sliding, {kinds.count('full')} full)",
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
         "max_positions": config.max_positions,
+        **account_weights(checkpoint.tensors, model.skipped_tensors, patterns=config.skipped_tensors),
+        "held_in_bf16_bytes": held,
+        "context_length": context_length,
+        **caches,
+        "one_request_bytes": held + caches["cache_bytes"],
     }
 
 
-def inspect_drafter(drafter: str, *, target: str | None) -> dict[str, Any]:
-    """What the drafter declares, causality of each layer included."""
+def inspect_drafter(
+    drafter: str, *, target: str | None, context_length: int, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """What the drafter declares, causality of each layer included, whether it fits, and what both take together."""
     path = drafter_path(drafter, target=target)
     if path is None:
         return {"drafter": None}
-    config, tensors = load_safetensors_dir(Path(path))
-    declared = drafter_config(config, source=path)
+    _, tensors = load_safetensors_dir(path, without_numbers=True)  # what is damaged here is not the target's fault
+    checkpoint, model = _outlined_target(target, context_length=context_length, progress=progress)
+    built = load_drafter(path, model, target_name=checkpoint.source.name, context_length=context_length)
+    config = built.config
+    caches = account_caches(config.layers, context_length=context_length, dtype=_DTYPE)
+    of_target = account_caches(model.config.layers, context_length=context_length, dtype=_DTYPE)
+    target_bytes, both_bytes = held_bytes(model), held_bytes(model, built)
     return {
-        "drafter": declared.name,
-        "tensors": len(tensors),
-        "block_size": declared.block_size,
-        "num_speculative_tokens": declared.num_speculative_tokens,
-        "target_layer_ids": list(declared.target_layer_ids),
-        "draft_vocab_size": declared.draft_vocab_size,
-        "causal_layers": list(declared.layer_is_causal),
+        "drafter": config.name,
+        **_evidence(path),
+        "block_size": config.block_size,
+        "block": f"{config.block_size} slots, {config.max_draft_length} drafts: {config.layout.value}",
+        "num_speculative_tokens": config.num_speculative_tokens,
+        "target_layer_ids": list(config.target_layer_ids),
+        "draft_vocab_size": config.draft_vocab_size,
+        "causal_layers": list(config.layer_is_causal),
+        "layers": _layers_in_words([layer.kind.value for layer in config.layers], list(config.layer_is_causal)),
+        "heads": _heads_in_words(config),
+        **account_weights(tensors, built.skipped_tensors, patterns=config.skipped_tensors),
+        "held_in_bf16_bytes": both_bytes - target_bytes,
+        "context_length": context_length,
+        **caches,
+        "one_request_with_target_bytes": both_bytes + caches["cache_bytes"] + of_target["cache_bytes"],
     }
+
+
+def _outlined_target(
+    target: str | None, *, context_length: int, progress: Callable[[str], None]
+) -> tuple[Checkpoint, GemmaTarget]:
+    """The target's checkpoint and the model made of it, without numbers."""
+    checkpoint = load_checkpoint(locate_target(target), progress=progress, without_numbers=True)
+    max_positions = target_config(checkpoint).max_positions
+    resolve_config(EngineConfig(context_length=context_length), device=_META, max_positions=max_positions)
+    kernels = TorchKernels(_DTYPE, _META)
+    model = load_target(checkpoint, kernels=kernels, dtype=_DTYPE, device=_META, context_length=context_length)
+    return checkpoint, model
+
+
+def _evidence(path: Path) -> dict[str, Any]:
+    """How names and shapes are known."""
+    if not is_name_plan(path):
+        return {"evidence": "read: from the files themselves"}
+    plan = read_name_plan(path)
+    return {"checkpoint": plan.checkpoint, "evidence": f"{plan.evidence}: {EVIDENCE[plan.evidence]}"}
+
+
+def _layers_in_words(kinds: list[str], is_causal: list[bool]) -> str:
+    """For example "5 (4 sliding causal, 1 full bidirectional)"."""
+    words = [
+        f"{kind.removesuffix('_attention')} {'causal' if causal else 'bidirectional'}"
+        for kind, causal in zip(kinds, is_causal, strict=True)
+    ]
+    counted = ", ".join(f"{number} {word}" for word, number in Counter(words).items())
+    return f"{len(words)} ({counted})"
+
+
+def _heads_in_words(config: DrafterConfig) -> str | None:
+    """For example "vanilla Markov of rank 256, confidence"."""
+    markov = f"{config.markov.kind.value} Markov of rank {config.markov.rank}" if config.markov else None
+    confidence = "confidence" if config.confidence else None
+    return ", ".join(head for head in (markov, confidence) if head) or None
 
 
 def probe_drafting(target: str | None, *, drafter: str, kernels: str, device: str) -> dict[str, Any]:
     """Load both and draft: the acceptance of a text that any drafter can guess."""
+    reason = _why_not_probed(locate_target(target), drafter_path(drafter, target=target))
+    if reason:
+        return {"not_probed": reason}
     llm = load(
         target, drafter=drafter, kernels=kernels, device=device, config=EngineConfig(max_seats=1, context_length=256)
     )
@@ -76,3 +152,14 @@ def probe_drafting(target: str | None, *, drafter: str, kernels: str, device: st
         "mean_acceptance_length": metrics.mean_acceptance_length(result.acceptance),
         "same_text_as_plain": is_same,
     }
+
+
+def _why_not_probed(target: Path, drafter: Path | None) -> str | None:
+    plans = [path.name for path in (target, drafter) if path is not None and is_name_plan(path)]
+    if plans:
+        return f"{' and '.join(plans)}: a name plan has no numbers"
+    files = target.glob("*.safetensors") if target.is_dir() else [target]
+    num_bytes = sum(file.stat().st_size for file in files)
+    if num_bytes > MAX_PROBED_BYTES:
+        return f"{target.name} has {num_bytes / 2**30:.1f} GiB of weights; loading them would take more than seconds"
+    return None

@@ -20,17 +20,23 @@ def doctor(
     drafter: options.Drafter = "auto",
     kernels: options.Kernels = "auto",
     device: options.Device = "auto",
+    context_length: options.ContextLength = 8192,
     as_json: options.Json = False,
 ) -> None:
-    """Check the machine, the target and the drafter, and draft a few tokens to see that drafting works."""
+    """Check the machine, the target and the drafter without reading their weights: what loads, fits, and takes memory.
+
+    Then draft a few tokens, where there are weights and the target is small. Both may also be name plans.
+    """
     from outrider.backends import inspection
 
     found: dict[str, Any] = {"environment": environment.describe(), "checks": []}
     is_sound = True
     steps: dict[str, Callable[[], dict[str, Any]]] = {
         "kernels": lambda: inspection.inspect_kernels(kernels, device),
-        "target": lambda: inspection.inspect_target(target, progress=progress_line),
-        "drafter": lambda: inspection.inspect_drafter(drafter, target=target),
+        "target": lambda: inspection.inspect_target(target, context_length=context_length, progress=progress_line),
+        "drafter": lambda: inspection.inspect_drafter(
+            drafter, target=target, context_length=context_length, progress=progress_line
+        ),
         "drafting": lambda: inspection.probe_drafting(target, drafter=drafter, kernels=kernels, device=device),
     }
     for name, step in steps.items():
@@ -56,13 +62,25 @@ def _show(found: dict[str, Any]) -> None:
     table.add_row("machine", "ok", f"{machine['cpu_model']}, {machine['num_usable_cores']} cores")
     for check in found["checks"]:
         facts = {key: value for key, value in check.items() if key not in ("name", "ok")}
-        text = "\n".join(f"{key}: {_shortened(value)}" for key, value in facts.items())
+        text = "\n".join(f"{key}: {_shortened(key, value)}" for key, value in facts.items())
         table.add_row(check["name"], "ok" if check["ok"] else "PROBLEM", text)
     show(table)
 
 
-def _shortened(value: Any) -> str:
+def _shortened(key: str, value: Any) -> str:
     """Two decimals and twelve digits of a checksum are enough for reading; --json has all."""
+    if "_bytes" in key:
+        return _size(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} ({number})" for name, number in value.items()) or "none"
     if isinstance(value, float):
         return f"{value:.2f}"
     return f"{value:.12}…" if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) else str(value)
+
+
+def _size(num_bytes: int) -> str:
+    """In the largest unit that leaves at least one of it."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if num_bytes >= 1024**power:
+            return f"{num_bytes / 1024**power:.2f} {unit}"
+    return f"{num_bytes} bytes"

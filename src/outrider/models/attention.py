@@ -85,6 +85,8 @@ def rope_table(
 ) -> RopeTable:
     """Rotary tables for positions 0 .. P-1, float32 (float64 for a float64 model); cos 1 where nothing turns."""
     precise = torch.float64 if dtype == torch.float64 else torch.float32
+    if torch.device(device).type == "meta":
+        return RopeTable(*(torch.empty(num_positions, head_dim // 2, dtype=precise, device=device) for _ in range(2)))
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(precise) / head_dim
     inv_freq = 1.0 / (spec.theta**exponents) / spec.factor
     inv_freq[int(spec.rotated * head_dim // 2) :] = 0.0

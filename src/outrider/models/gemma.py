@@ -114,7 +114,7 @@ class GemmaTarget:
             GemmaLayer.read(reader, f"{prefix}.layers.{i}", spec, config) for i, spec in enumerate(config.layers)
         ]
         self.final_norm = reader.norm(f"{prefix}.norm.weight", config.hidden_size)
-        claims.finish(skip=(*config.skipped_tensors, *_unused_names(config)))
+        self.skipped_tensors = claims.finish(skip=(*config.skipped_tensors, *_unused_names(config)))
         self.ropes = {
             (spec.rope, spec.head_dim): rope_table(
                 spec.rope, head_dim=spec.head_dim, num_positions=context_length, dtype=dtype, device=device

@@ -12,6 +12,8 @@ from outrider.kernels.ops import Kernels
 from outrider.models.attention import LayerCache, RopeTable
 from outrider.models.config import ExpertsSpec, LayerSpec, PerLayerSpec
 from outrider.weights.loader import TensorClaims
+from outrider.weights.low_bit import ExpertStack
+from outrider.weights.packed import PackedWeight
 
 
 class WeightReader:
@@ -48,8 +50,9 @@ class WeightReader:
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def scalar(self, name: str) -> float:
-        """A stored factor of shape [1]."""
-        return float(self.claims.take(name, (1,)).dequantize(torch.float64))
+        """A stored factor of shape [1]; 1 on the meta device, where nothing has a value."""
+        stored = self.claims.take(name, (1,))
+        return 1.0 if self.device.type == "meta" else float(stored.dequantize(torch.float64))
 
 
 @dataclass(frozen=True)
@@ -174,8 +177,8 @@ class ExpertsWeights:
     def read(reader: WeightReader, prefix: str, spec: ExpertsSpec, *, hidden_size: int) -> ExpertsWeights:
         """Claim `<prefix>.router.*`, `<prefix>.experts.*` and the three norms around them."""
         size, inner, num = hidden_size, spec.intermediate_size, spec.num_experts
-        gate_up = reader.claims.take(f"{prefix}.experts.gate_up_proj", (num, 2 * inner, size))
-        down = reader.claims.take(f"{prefix}.experts.down_proj", (num, size, inner))
+        gate_up = _expert_matrices(reader.claims, prefix, ("gate_proj", "up_proj"), "gate_up_proj", (num, inner, size))
+        down = _expert_matrices(reader.claims, prefix, ("down_proj",), "down_proj", (num, size, inner))
         return ExpertsWeights(
             num_chosen=spec.num_chosen,
             router_norm=reader.vector(f"{prefix}.router.scale", size) * size**-0.5,
@@ -204,6 +207,23 @@ class ExpertsWeights:
         scores = kernels.logits(kernels.rms_norm(hidden, self.router_norm, eps=eps), self.router_proj)
         best = scores.topk(self.num_chosen, dim=-1)
         return best.indices, best.values.softmax(dim=-1) * self.expert_scales[best.indices]
+
+
+def _expert_matrices(
+    claims: TensorClaims, prefix: str, names: tuple[str, ...], fused: str, shape: tuple[int, int, int]
+) -> PackedWeight:
+    """The experts' matrices [E, out, in] of each of `names`, one after the other along `out`.
+
+    Stored in one tensor `experts.<fused>`; or, as ModelOpt exports them, each as `experts.<e>.<name>.weight`.
+    """
+    num_experts, out_features, in_features = shape
+    if f"{prefix}.experts.0.{names[0]}.weight" not in claims:
+        return claims.take(f"{prefix}.experts.{fused}", (num_experts, len(names) * out_features, in_features))
+    experts = [
+        [claims.take(f"{prefix}.experts.{expert}.{name}.weight", (out_features, in_features)) for name in names]
+        for expert in range(num_experts)
+    ]
+    return ExpertStack(f"{prefix}.experts.{fused}", experts)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def drafter_config(config: dict[str, Any], *, source: Path) -> DrafterConfig:
 
 def load_drafter(path: Path, target: GemmaTarget, *, target_name: str, context_length: int) -> DFlashDrafter:
     """Load a drafter directory (config.json and safetensors) for a target, after checking that they belong together."""
-    config, tensors = load_safetensors_dir(path)
+    config, tensors = load_safetensors_dir(path, without_numbers=target.device.type == "meta")
     declared = drafter_config(config, source=path)
     check_drafter(declared, target.config, target_name=target_name)
     expected = (declared.hidden_size, len(declared.target_layer_ids) * declared.hidden_size)

@@ -64,7 +64,7 @@ def make_text(path: Path, recipe: Recipe, data: Path, *, device: torch.device, p
         tap_layers=layers,
     )
     facts = {
-        "target_sha256": checkpoint.source_sha256,
+        "target_sha256": checkpoint.sha256(),
         "num_tokens": sum(int(batch.num_valid.sum()) for batch in batches),
         "openings_by_category": categories,
         "seconds": time.perf_counter() - started,
@@ -107,7 +107,7 @@ def train_drafters(
     _check_alike(recipes)
     facts, batches = read_text(data, device=device)
     checkpoint, target = open_target(path, recipes[0], device=device)
-    if facts["target_sha256"] != checkpoint.source_sha256:
+    if facts["target_sha256"] != checkpoint.sha256():
         raise ConfigError(f"{data} was written by another target ({facts['target_sha256'][:12]}). Generate it again.")
     if batches[0].taps is not None:
         _check_kept_taps(facts, recipes, data)

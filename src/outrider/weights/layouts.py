@@ -15,7 +15,7 @@ from outrider.errors import WeightsError
 from outrider.weights.low_bit import INT4_PER_WORD, Float8Weight, Int4Weight, Nvfp4Weight
 from outrider.weights.packed import BlockInt8Weight, DenseWeight, PackedWeight
 from outrider.weights.quantization import Layout, Scheme
-from outrider.weights.safetensors_file import check_finite
+from outrider.weights.safetensors_file import DTYPES, check_finite
 
 _FLOATS = ("F32", "F16", "BF16")
 # Numbers of these kinds mean nothing without scales.
@@ -41,6 +41,15 @@ class Header(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def num_bytes(self) -> int:
+        """What the tensor takes in the file."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    def blank(self) -> Tensor:
+        """A tensor of this dtype and shape on the meta device, without numbers."""
+        return torch.empty(self.shape, dtype=DTYPES[self.dtype], device="meta")
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -57,6 +66,7 @@ _PARTS = {
     Layout.INT8: Parts("", ("I8",), {"scales": _SCALES}),
     Layout.INT4: Parts("_packed", ("I32",), {"scales": _SCALES}),
     Layout.FLOAT8: Parts("", ("F8_E4M3",), {"scales": _SCALES}),
+    Layout.MODELOPT_FLOAT8: Parts("", ("F8_E4M3",), {"scales": _SCALES}),
     Layout.NVFP4: Parts(
         "_packed", ("U8",), {"scales": ("_scale", ("F8_E4M3",)), "global_scale": ("_global_scale", ("F32",))}
     ),
@@ -102,9 +112,14 @@ def plan_weights(headers: Mapping[str, Header], scheme: Scheme | None, *, source
 
 
 def read_weight(plan: Plan, headers: Mapping[str, Header], read: Callable[[str], Tensor]) -> PackedWeight:
-    """The weight of a plan; WeightsError for numbers that are not finite and scales that are not above zero."""
+    """The weight of a plan; WeightsError for numbers that are not finite and scales that are not above zero.
+
+    Tensors on the meta device have no numbers to check.
+    """
     parts = {role: read(name) for role, name in plan.tensors.items()}
     for role, tensor in parts.items():
+        if tensor.is_meta:
+            continue
         check = _check_scales if role in ("scales", "global_scale") else check_finite
         check(plan.tensors[role], tensor, path=headers[plan.tensors[role]].path)
     scheme, main = plan.scheme, parts["values"]
@@ -117,8 +132,8 @@ def read_weight(plan: Plan, headers: Mapping[str, Header], read: Callable[[str],
         weight = Int4Weight(plan.name, main, scales, parts.get("zero_points"), scheme.group_size)
         _check_stored_shape(plan, headers, parts.get("shape"), weight.shape)
         return weight
-    if scheme.layout == Layout.FLOAT8:
-        return Float8Weight(plan.name, main, _matrix(scales), scheme.block or (0, 0))
+    if scheme.block is not None:
+        return Float8Weight(plan.name, main, _matrix(scales), scheme.block)
     divides = scheme.layout == Layout.NVFP4
     return Nvfp4Weight(plan.name, main, scales, parts["global_scale"].reshape(()), divides=divides)
 
@@ -187,8 +202,8 @@ def _expected_shapes(
 ) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Shapes that each role may have; none at all where the inputs do not make whole groups."""
     *stack, out_features, width = main
-    if scheme.layout == Layout.FLOAT8:
-        return {"scales": _float8_scale_shapes(main, scheme.block or (0, 0))}
+    if scheme.block is not None:
+        return {"scales": _float8_scale_shapes(main, scheme.block)}
     if scheme.layout == Layout.INT4:
         # The last word of a row may be half used, so it is the scales that say how many inputs there are.
         num_groups = scales[-1] if scales else 0
@@ -258,7 +273,7 @@ def _check_scales(name: str, scales: Tensor, *, path: Path) -> None:
 def _check_stored_shape(
     plan: Plan, headers: Mapping[str, Header], stored: Tensor | None, shape: tuple[int, ...]
 ) -> None:
-    if stored is not None and tuple(stored.tolist()) != shape:
+    if stored is not None and not stored.is_meta and tuple(stored.tolist()) != shape:
         name = plan.tensors["shape"]
         raise WeightsError(
             f"{headers[name].path}: tensor {name} says {tuple(stored.tolist())}, but {plan.tensors['values']} and its "

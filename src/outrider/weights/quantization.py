@@ -27,6 +27,7 @@ class Layout(StrEnum):
     FLOAT8 = "float-quantized"
     NVFP4 = "nvfp4-pack-quantized"
     MODELOPT_NVFP4 = "NVFP4"
+    MODELOPT_FLOAT8 = "FP8"
 
 
 @dataclass(frozen=True)
@@ -111,14 +112,18 @@ def _read_modelopt_file(source: Path) -> Scheme:
 
 
 def _modelopt_scheme(declared: dict[str, Any], ignored: Any, *, source: Path) -> Scheme:
-    group_sizes = {declared.get("group_size")} - {None}
+    group_sizes = {declared.get("group_size")}
     for group in _object(declared.get("config_groups", {}), "config_groups", source=source).values():
         group = _object(group, "the group in config_groups", source=source)
         weights = _object(group.get("weights", {}), "weights of config_groups", source=source)
         group_sizes.add(weights.get("group_size"))
-    if declared.get("quant_algo") != Layout.MODELOPT_NVFP4 or group_sizes - {NVFP4_GROUP}:
-        raise _unsupported("modelopt", declared.get("quant_algo"), f"group sizes {group_sizes}", source=source)
-    return Scheme(Layout.MODELOPT_NVFP4, NVFP4_GROUP, ignored=_texts(ignored, "ignore", source=source))
+    algorithm, sizes = declared.get("quant_algo"), group_sizes - {None}
+    modules = _texts(ignored, "ignore", source=source)
+    if algorithm == Layout.MODELOPT_NVFP4 and sizes <= {NVFP4_GROUP}:
+        return Scheme(Layout.MODELOPT_NVFP4, NVFP4_GROUP, ignored=modules)
+    if algorithm == Layout.MODELOPT_FLOAT8 and not sizes:
+        return Scheme(Layout.MODELOPT_FLOAT8, 0, block=(0, 0), ignored=modules)
+    raise _unsupported("modelopt", algorithm, f"group sizes {sizes}", source=source)
 
 
 def _unsupported(method: Any, layout: Any, details: Any, *, source: Path) -> UnsupportedModelError:
@@ -126,7 +131,7 @@ def _unsupported(method: Any, layout: Any, details: Any, *, source: Path) -> Uns
         f"{source} declares the quantisation {method} / {layout} with {details}. Supported: "
         "compressed-tensors with one group of weights, int-quantized (8-bit symmetric, strategy 'group'), "
         "pack-quantized (4-bit, strategy 'group'), float-quantized (8-bit, strategy 'tensor', 'channel' or 'block') or "
-        "nvfp4-pack-quantized (groups of 16); modelopt NVFP4 (groups of 16)."
+        "nvfp4-pack-quantized (groups of 16); modelopt NVFP4 (groups of 16) or FP8 (one scale a matrix)."
     )
 
 

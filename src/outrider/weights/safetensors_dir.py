@@ -6,13 +6,17 @@ Headers are read and checked at once, tensors one at a time, when they are asked
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from outrider.errors import LocateError, WeightsError
 from outrider.weights.file_head import json_object
-from outrider.weights.layouts import Header, plan_weights, read_weight
+from outrider.weights.layouts import Header, Plan, plan_weights, read_weight
+from outrider.weights.locate import is_name_plan
+from outrider.weights.name_plan import read_name_plan
 from outrider.weights.packed import PackedWeight
 from outrider.weights.quantization import Scheme, read_scheme
 from outrider.weights.safetensors_file import SafetensorsFile, check_safetensors
@@ -21,38 +25,64 @@ INDEX_NAME = "model.safetensors.index.json"
 
 
 class StoredWeights(Mapping[str, PackedWeight]):
-    """The weights of checked files, by name. Each look-up reads that weight's tensors from the mapped file, and checks
-    its numbers; nothing is kept. So a checkpoint larger than memory passes through one weight at a time.
+    """The weights that checked headers make up, by name. Each look-up reads that weight's tensors from the mapped file,
+    and checks its numbers; nothing is kept. So a checkpoint larger than memory passes through one weight at a time.
     """
 
-    def __init__(self, files: Sequence[SafetensorsFile], scheme: Scheme | None, *, source: Path) -> None:
-        self._files = {name: file for file in files for name in file.shapes}
-        self._headers = {
-            name: Header(file.path, file.dtypes[name], file.shapes[name]) for name, file in self._files.items()
-        }
-        self._plans = plan_weights(self._headers, scheme, source=source)
+    def __init__(
+        self, headers: Mapping[str, Header], read: Callable[[str], Tensor], scheme: Scheme | None, *, source: Path
+    ) -> None:
+        self.headers: Mapping[str, Header] = headers
+        """Of every stored tensor, by name."""
+        self.plans: Mapping[str, Plan] = plan_weights(headers, scheme, source=source)
+        """Which stored tensors each weight consists of."""
+        self._read = read
 
     def __getitem__(self, name: str) -> PackedWeight:
-        return read_weight(self._plans[name], self._headers, lambda stored: self._files[stored].tensor(stored))
+        return read_weight(self.plans[name], self.headers, self._read)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._plans  # Mapping's own would read the weight
+        return name in self.plans  # Mapping's own would read the weight
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._plans)
+        return iter(self.plans)
 
     def __len__(self) -> int:
-        return len(self._plans)
+        return len(self.plans)
 
 
-def load_safetensors_dir(path: Path) -> tuple[dict[str, Any], StoredWeights]:
-    """Config and weights of a directory. Every header is checked before any tensor is read."""
+def load_safetensors_dir(path: Path, *, without_numbers: bool = False) -> tuple[dict[str, Any], StoredWeights]:
+    """Config and weights of a directory. Every header is checked before any tensor is read.
+
+    `without_numbers` gives weights on the meta device: names, shapes and dtypes, no tensor is ever read. Then, and only
+    then, the directory may be a name plan; LocateError otherwise.
+    """
     config = read_config(path)
     scheme = read_scheme(config, path=path)
+    files: dict[str, SafetensorsFile] = {}
+    if is_name_plan(path):
+        if not without_numbers:
+            raise LocateError(
+                f"{path} is a name plan: it has no numbers, and only `outrider doctor` reads it. Give the checkpoint "
+                "itself."
+            )
+        headers = read_name_plan(path).headers
+    else:
+        files = check_files(path)
+        headers = {name: Header(file.path, file.dtypes[name], file.shapes[name]) for name, file in files.items()}
+
+    def read(name: str) -> Tensor:
+        return headers[name].blank() if without_numbers else files[name].tensor(name)
+
+    return config, StoredWeights(headers, read, scheme, source=path)
+
+
+def check_files(path: Path) -> dict[str, SafetensorsFile]:
+    """The file of each tensor of a directory, all headers checked, against each other and their index too."""
     files = [check_safetensors(file) for file in weight_files(path)]
     _check_repeats(path, files)
     _check_index(path, files)
-    return config, StoredWeights(files, scheme, source=path)
+    return {name: file for file in files for name in file.shapes}
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -17,12 +18,24 @@ from outrider.weights.file_head import json_object, read_head, size_error
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-_ITEM_BYTES = {
-    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2"), 1),
-    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
-    **dict.fromkeys(("I32", "U32", "F32"), 4),
-    **dict.fromkeys(("I64", "U64", "F64"), 8),
+DTYPES = {
+    "BOOL": torch.bool,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F32": torch.float32,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+    "F64": torch.float64,
 }
+"""As headers spell them."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +132,9 @@ def _read_entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...]
         start, stop = _integers(entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
         raise WeightsError(f"{path}: the header's entry for tensor {name} is incomplete: {entry!r}.") from error
-    if dtype not in _ITEM_BYTES:
+    if dtype not in DTYPES:
         raise UnsupportedModelError(f"{path}: tensor {name} has dtype {dtype}, which cannot be read.")
-    num_bytes = _ITEM_BYTES[dtype]
+    num_bytes = DTYPES[dtype].itemsize
     for extent in shape:
         num_bytes *= extent
     if start < 0 or min(shape, default=0) < 0 or stop - start != num_bytes:
