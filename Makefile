@@ -18,8 +18,9 @@ setup-dev: $(VENV)/.dev-stamp ## setup, and what tests and lint need
 demo: setup ## the embedded default, plain and with its drafter, side by side
 	$(BIN)/outrider demo
 
+# Two processes of one thread each: more threads would wait for each other.
 test: setup-dev ## the default tests: CPU, no network, none that are slow
-	$(PYTEST)
+	OMP_NUM_THREADS=1 $(PYTEST) -n 2
 
 test-slow: setup-dev ## the slow tests
 	$(PYTEST) -m "slow and not gpu"

@@ -63,7 +63,8 @@ def _show(found: dict[str, Any]) -> None:
     for check in found["checks"]:
         facts = {key: value for key, value in check.items() if key not in ("name", "ok")}
         text = "\n".join(f"{key}: {_shortened(key, value)}" for key, value in facts.items())
-        table.add_row(check["name"], "ok" if check["ok"] else "PROBLEM", text)
+        mark = "–" if "not_probed" in check else "ok" if check["ok"] else "PROBLEM"
+        table.add_row(check["name"], mark, text)
     show(table)
 
 
