@@ -159,6 +159,19 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True)
+class RequestSummary:
+    """What is known of a request once it has ended."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    """Prompt tokens whose keys and values an earlier request had left."""
+    num_output_tokens: int
+    acceptance: AcceptanceStats
+    error: str | None = None
+    """Why it failed; None unless its finish reason is 'error'."""
+
+
+@dataclass(frozen=True)
 class Chunk:
     """What one cycle (or prefill) added to one request."""
 
@@ -168,11 +181,13 @@ class Chunk:
     num_accepted_draft_tokens: int
     """How many of `token_ids`, from the first, were drafted and accepted; the rest the target added itself."""
     finish_reason: str | None = None
-    """None while running; then 'stop', 'length' or 'error'."""
+    """None while running; then 'stop', 'length', 'abort' or 'error'."""
     num_draft_tokens: int = 0
     """Drafts verified in the cycle; 0 for the first token and for plain decoding."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each of `token_ids` if the request asked for them."""
+    summary: RequestSummary | None = None
+    """With the last chunk of a request, from backends that serve."""
 
 
 @dataclass(frozen=True)

@@ -38,3 +38,11 @@ class EngineFault(OutriderError):
     """The engine failed in a way the request did not cause (for example logits that are not finite)."""
 
     exit_code = 1
+
+
+class OverloadedError(OutriderError):
+    """There is no room for another request now; trying again later may work."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
