@@ -55,8 +55,8 @@ class Gauges:
 class ServingBackend(Protocol):
     """What a server fronts: many requests at a time, each answered through a callback.
 
-    `submit` and `cancel` may be called from any thread at any time between `start` and `stop`; `on_chunk` is called from
-    the backend's own thread, must not block, and gets exactly one chunk with a finish reason, the last.
+    `submit` and `cancel` may be called from any thread at any time between `start` and `stop`; `on_chunk` is called
+    from the backend's own thread, must not block, and gets exactly one chunk with a finish reason, the last.
     """
 
     name: str
@@ -75,7 +75,7 @@ class ServingBackend(Protocol):
         ...
 
     def submit(self, prompt_token_ids: Sequence[int], params: SamplingParams, on_chunk: Callable[[Chunk], None]) -> int:
-        """Queue a request and return its index. RequestError if it can never run, OverloadedError if the queue is full."""
+        """Queue a request, return its index. RequestError if it can never run, OverloadedError if the queue is full."""
         ...
 
     def cancel(self, request_index: int) -> None:
