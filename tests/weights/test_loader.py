@@ -101,7 +101,7 @@ def test_a_name_plan_is_a_checkpoint_without_numbers(cache: Path) -> None:
 
 def test_unknown_model_type_is_named(cache: Path, tmp_path: Path) -> None:
     path = write_directory(tmp_path / "m", model_type="llama")
-    with pytest.raises(UnsupportedModelError, match=r"config\.json has model_type 'llama'; supported: gemma3_text"):
+    with pytest.raises(UnsupportedModelError, match=r"config\.json has model_type 'llama'; targets have gemma3_text"):
         load_checkpoint(path)
 
 

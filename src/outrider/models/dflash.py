@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -200,7 +201,7 @@ def _read_vocabulary(claims: TensorClaims, config: DrafterConfig, source: Path, 
     return ids.to(device)
 
 
-def _read_embedding(claims: TensorClaims, config: DrafterConfig, target: GemmaTarget, kernels: Kernels) -> object:
+def _read_embedding(claims: TensorClaims, config: DrafterConfig, target: GemmaTarget, kernels: Kernels) -> Any:
     """The table that block tokens are embedded with."""
     if "embed_tokens.weight" not in claims:
         return target.embedding
@@ -214,7 +215,7 @@ def _read_head(
     target: GemmaTarget,
     kernels: Kernels,
     draft_to_target: Tensor | None,
-) -> object:
+) -> Any:
     """The matrix that gives draft logits, [Vd, N]."""
     if "lm_head.weight" in claims:
         weight = claims.take("lm_head.weight", (config.draft_vocab_size, config.hidden_size))

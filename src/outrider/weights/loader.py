@@ -83,7 +83,10 @@ def _load_directory(path: Path, *, without_numbers: bool) -> Checkpoint:
     model_type = Fields(read_config(path), source=path / "config.json").text("model_type", default=None)
     if model_type not in _NORM_OFFSETS:
         supported = ", ".join(_NORM_OFFSETS)
-        raise UnsupportedModelError(f"{path / 'config.json'} has model_type {model_type!r}; supported: {supported}.")
+        raise UnsupportedModelError(
+            f"{path / 'config.json'} has model_type {model_type!r}; targets have {supported}. A drafter goes in "
+            "--drafter."
+        )
     config, tensors = load_safetensors_dir(path, without_numbers=without_numbers)
     end_token_ids = read_end_token_ids(path)
     return Checkpoint(
