@@ -67,7 +67,7 @@ def read_scheme(config: dict[str, Any], *, path: Path) -> Scheme | None:
     other = _read_modelopt_file(beside)
     if other.layout != scheme.layout:
         raise WeightsError(f"{beside} and {source} declare different quantisations. Download both again.")
-    return replace(scheme, ignored=(*scheme.ignored, *other.ignored))
+    return replace(scheme, ignored=tuple(dict.fromkeys((*scheme.ignored, *other.ignored))))
 
 
 def _compressed_tensors_scheme(declared: dict[str, Any], *, source: Path) -> Scheme:
