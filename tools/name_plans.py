@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -572,6 +574,12 @@ def write_from(source: Path, name: str) -> None:
     tensors = {key: (file.dtypes[key], file.shapes[key]) for key, file in check_files(source).items()}
     config = json.loads((source / "config.json").read_text())
     known = read_name_plan(FOLDER / name) if (FOLDER / name).is_dir() else None
+    found = sum(math.prod(shape) for _, shape in tensors.values() if shape)  # what is published counts no scalars
+    if known and known.num_parameters not in (None, found):
+        sys.exit(
+            f"{source} has {found} parameters, but {known.checkpoint} was published with "
+            f"{known.num_parameters}: it is another checkpoint. Give the plan another NAME."
+        )
     checkpoint = known.checkpoint if known else name
     num_parameters = known.num_parameters if known else None
     sources = ["headers of the checkpoint's own files"]

@@ -14,7 +14,7 @@ import pytest
 from outrider.backends import inspection
 from outrider.backends.local import make_engine
 from outrider.engine.engine import EngineConfig
-from outrider.errors import ConfigError, DrafterMismatchError, UnsupportedModelError, WeightsError
+from outrider.errors import ConfigError, DrafterMismatchError, LocateError, UnsupportedModelError, WeightsError
 from outrider.weights import loader, safetensors_file
 from outrider.weights.locate import embedded_drafter
 from tests.embedded import embedded_llm
@@ -55,6 +55,21 @@ def test_drafter_declares_causality_of_each_layer() -> None:
     assert found["draft_vocab_size"] == 32768
     assert found["held_in_bf16_bytes"] > 2 * 32768 * 640  # rows of the target's head, taken without their ids
     assert inspect_drafter("auto", target=Path("/some/target")) == {"drafter": None}
+
+
+def test_a_target_without_a_tokenizer_is_a_problem_before_it_is_loaded(tmp_path: Path) -> None:
+    path = tiny.write_target(tmp_path / "tiny")
+    (path / "tokenizer.json").unlink(missing_ok=True)
+    with pytest.raises(LocateError, match=r"tokenizer\.json does not exist"):
+        inspect_target(path, context_length=64)
+
+
+def test_tables_that_may_be_the_targets_are_told_apart() -> None:
+    """DSpark files bring copies of the target's table twice; without numbers nobody can see that they are."""
+    found = inspect_drafter(plan_path("dspark_gemma4_12b_block7"), target=plan_path("gemma-4-12B-it"))
+    assert found["less_if_tables_are_the_targets_bytes"] == 2 * 262144 * 3840 * 2
+    plain = inspect_drafter(plan_path("gemma-4-31B-it-DFlash"), target=plan_path("gemma-4-31B-it"))
+    assert "less_if_tables_are_the_targets_bytes" not in plain
 
 
 def test_a_damaged_drafter_is_named(tmp_path: Path) -> None:

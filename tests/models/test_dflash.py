@@ -199,6 +199,20 @@ def test_a_d2t_table_that_maps_outside_or_twice_is_refused(first_offset: int) ->
         with_d2t(first_offset)
 
 
+@pytest.mark.parametrize("is_right", [True, False])
+def test_t2d_must_be_the_mask_of_d2t(is_right: bool) -> None:
+    """speculators writes both; a t2d of other tokens means that the two files do not belong together."""
+    target, config = toy_target(), toy_drafter_config(draft_vocab_size=48)
+    flags = torch.arange(96) % 2 == (0 if is_right else 1)
+    tensors = toy_drafter_tensors(config) | {"t2d": DenseWeight("t2d", flags)}
+    options = {"kernels": target.kernels, "context_length": 64, "source": SOURCE}
+    if is_right:
+        assert DFlashDrafter(config, tensors, target, **options).draft_to_target is not None  # type: ignore[arg-type]
+        return
+    with pytest.raises(WeightsError, match="d2t and t2d of toy name different tokens"):
+        DFlashDrafter(config, tensors, target, **options)  # type: ignore[arg-type]
+
+
 def test_a_block_that_is_discarded_leaves_no_trace() -> None:
     """T-012: scratch rows never reach the caches; committing appends exactly the committed rows."""
     drafter = toy_drafter(toy_target())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.errors import DrafterMismatchError, UnsupportedModelError
+from outrider.errors import DrafterMismatchError, UnsupportedModelError, WeightsError
 from outrider.models.config import LayerKind, RopeSpec
 from outrider.models.drafter_config import (
     BlockLayout,
@@ -285,6 +285,13 @@ def test_scales_are_declared(nested: bool) -> None:
 def test_what_a_dialect_may_not_say(config: dict[str, Any], changes: dict[str, Any], message: str) -> None:
     with pytest.raises((DrafterMismatchError, UnsupportedModelError), match=message):
         read_drafter({**config, **changes})
+
+
+@pytest.mark.parametrize("changes", [{"head_dim": 7}, {"num_key_value_heads": 3}, {"head_dim": 1}])
+def test_heads_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
+    """Tensors can be made to match them, so that nothing else would notice before the first pass."""
+    with pytest.raises(WeightsError, match=r"config\.json: (head_dim=\d is odd|4 attention heads cannot share 3)"):
+        read_drafter(drafter(**changes))
 
 
 def test_a_tap_on_the_embedding_is_refused() -> None:

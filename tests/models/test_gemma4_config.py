@@ -119,7 +119,7 @@ def test_both_layouts_of_head_shapes_say_the_same() -> None:
         ({"tie_word_embeddings": False}, UnsupportedModelError, "tie_word_embeddings=False"),
         ({"layer_types": [SLIDING, FULL, SLIDING]}, WeightsError, "layer_types must end with"),
         ({"layer_types": [FULL]}, WeightsError, "1 layer_types"),
-        ({"num_key_value_heads": 3}, WeightsError, "4 heads of layer 0 cannot share 3"),
+        ({"num_key_value_heads": 3}, WeightsError, "4 attention heads cannot share 3"),
         ({"per_layer_config": {"1": {"sliding_window": 4}}}, UnsupportedModelError, r"per_layer_config\.1\.sliding"),
         ({"rope_parameters": YARN}, UnsupportedModelError, "'yarn' of sliding_attention"),
         ({"sliding_window": ...}, WeightsError, "lacks sliding_window"),

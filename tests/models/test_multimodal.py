@@ -54,3 +54,24 @@ def test_a_placeholder_is_refused_by_name_id_and_position() -> None:
 def test_what_is_given_or_is_no_placeholder_passes() -> None:
     refuse_placeholders([5, 90, 91], [False, True, True], [IMAGE, AUDIO])
     refuse_placeholders([5, 90, 91], [False, False, False], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("token_ids", torch.arange(13).float()),
+        ("token_ids", torch.zeros(13, 1, dtype=torch.int64)),
+        ("token_ids", list(range(13))),
+        ("positions", torch.zeros(13, 2, dtype=torch.int64)),
+        ("is_given", torch.zeros(13, dtype=torch.int64)),
+        ("embeddings", torch.zeros(13)),
+        ("embeddings", torch.zeros(13, 32, dtype=torch.int64)),
+    ],
+)
+def test_parts_of_another_kind_are_refused(name: str, part: Tensor) -> None:
+    """Before a pass, which would end for every request of the batch."""
+    parts = {"token_ids": torch.arange(13), "positions": row_positions(13)}
+    given = {"is_given": torch.zeros(13, dtype=torch.bool), "embeddings": torch.zeros(13, 32)}
+    (parts if name in parts else given)[name] = part
+    with pytest.raises(RequestError, match=f"{name} of the prompt must be a tensor of"):
+        PromptRows(**parts, given=GivenRows(**given))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -46,12 +47,33 @@ def test_a_plan_from_the_headers_of_files(tmp_path: Path, monkeypatch: pytest.Mo
     assert json.loads((tmp_path / "plans" / "tiny" / "config.json").read_text()) == tiny.CONFIG
 
 
-def test_an_upgraded_plan_keeps_what_was_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, num_parameters: int) -> str:
+    """A plan in a folder of its own that claims another published total."""
     name = "gemma-4-12B-it"
     shutil.copytree(plan_path(name), tmp_path / name)
+    path = tmp_path / name / "tensors.json"
+    plan = json.loads(path.read_text())
+    path.write_text(json.dumps({**plan, "num_parameters": num_parameters}))
     monkeypatch.setattr(name_plans, "FOLDER", tmp_path)
+    return name
+
+
+def test_an_upgraded_plan_keeps_what_was_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tiny.write_target(tmp_path / "tiny")
+    monkeypatch.setattr(name_plans, "FOLDER", tmp_path)
+    name_plans.write_from(source, "tiny-plan")
+    headers = read_name_plan(tmp_path / "tiny-plan").headers
+    name = copied(tmp_path, monkeypatch, num_parameters=sum(math.prod(each.shape) for each in headers.values()))
     before = read_name_plan(tmp_path / name)
-    name_plans.write_from(tiny.write_target(tmp_path / "tiny"), name)
+    name_plans.write_from(source, name)
     after = read_name_plan(tmp_path / name)
     assert (after.checkpoint, after.num_parameters) == (before.checkpoint, before.num_parameters)
     assert (before.evidence, after.evidence) == ("derived", "read")
+
+
+def test_another_checkpoint_replaces_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = copied(tmp_path, monkeypatch, num_parameters=11_959_730_224)
+    before = (tmp_path / name / "tensors.json").read_bytes()
+    with pytest.raises(SystemExit, match=r"was published with 11959730224: it is another checkpoint"):
+        name_plans.write_from(tiny.write_target(tmp_path / "tiny"), name)
+    assert (tmp_path / name / "tensors.json").read_bytes() == before

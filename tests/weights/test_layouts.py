@@ -181,3 +181,12 @@ def test_full_size_experts_are_planned_without_a_tensor() -> None:
     assert len(plans) == 3
     with pytest.raises(WeightsError, match=r"gate_up_proj_scale has shape .* groups of 128 needs \(128, 1408, 22\)"):
         plan_weights(headers, Scheme(Layout.INT4, 128), source=path)
+
+
+def test_a_plain_weight_among_packed_ones_is_named(tmp_path: Path) -> None:
+    """Its like in another layer is packed, and nothing says that this one is not."""
+    tensors = stored("int4", NAME, WEIGHT) | {NAME.replace(".0.", ".1."): WEIGHT}
+    with pytest.raises(WeightsError, match=r"layers\.1\.mlp\.up_proj\.weight is plain, while .*layers\.0.* is packed"):
+        load(tensors, CONFIGS["int4"], tmp_path / "m")
+    declared = {**CONFIGS["int4"], "ignore": ["model.layers.1.mlp.up_proj"]}
+    assert len(load(tensors, declared, tmp_path / "n")) == 3

@@ -101,7 +101,7 @@ def test_a_name_plan_is_a_checkpoint_without_numbers(cache: Path) -> None:
 
 def test_unknown_model_type_is_named(cache: Path, tmp_path: Path) -> None:
     path = write_directory(tmp_path / "m", model_type="llama")
-    with pytest.raises(UnsupportedModelError, match=r"config\.json has model_type 'llama'; supported: gemma3_text"):
+    with pytest.raises(UnsupportedModelError, match=r"config\.json has model_type 'llama'; targets have gemma3_text"):
         load_checkpoint(path)
 
 
@@ -171,3 +171,17 @@ def test_many_unclaimed_tensors_are_counted() -> None:
     tensors: dict[str, PackedWeight] = {f"t{i}": DenseWeight(f"t{i}", torch.ones(1)) for i in range(8)}
     with pytest.raises(WeightsError, match=r"t0, t1, t2, t3, t4 and 3 more\."):
         TensorClaims(tensors, source=Path("x")).finish()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
+def test_integers_are_no_weights(dtype: torch.dtype) -> None:
+    claims = TensorClaims({"fc.weight": DenseWeight("fc.weight", torch.ones(2, 2, dtype=dtype))}, source=Path("d"))
+    with pytest.raises(WeightsError, match=r"fc\.weight of d is torch\.\w+; expected floating-point numbers"):
+        claims.take("fc.weight", (2, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int16])
+def test_a_table_has_its_dtype(dtype: torch.dtype) -> None:
+    claims = TensorClaims({"d2t": DenseWeight("d2t", torch.ones(3, dtype=dtype))}, source=Path("d"))
+    with pytest.raises(WeightsError, match=r"d2t of d is torch\.\w+; expected torch\.int64 or torch\.int32"):
+        claims.take_table("d2t", (3,), torch.int64, torch.int32)

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -191,3 +192,10 @@ def test_a_name_plan_is_found_and_files_win_over_it(tmp_path: Path) -> None:
     assert is_name_plan(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert not is_name_plan(tmp_path)
+
+
+@pytest.mark.parametrize("locate_it", [locate_target, locate_drafter])
+@pytest.mark.parametrize(("name", "message"), [("", "is empty"), ("a" * 300, "cannot be a path")])
+def test_names_that_no_file_can_have(locate_it: Callable[[str], Path], name: str, message: str) -> None:
+    with pytest.raises(LocateError, match=message):
+        locate_it(name)

@@ -78,6 +78,10 @@ def test_a_plan_is_headers(tmp_path: Path) -> None:
         ({"tensors": {"a.{0-2}": ["BF16", [4]], "a.{2-3}": ["BF16", [4]]}}, r"lists tensor a\.2 twice"),
         ({"tensors": {"a.{0,0}": ["BF16", [4]]}}, r"lists tensor a\.0 twice"),
         ({"tensors": {"a.{3-2}": ["BF16", [4]]}}, r"has an empty range in 'a\.\{3-2\}'"),
+        ({"tensors": {"a.{0-9999}.{0-9999}.{0-9999}": ["BF16", [4]]}}, r"lists more than 200000 tensors"),
+        ({"tensors": {"a": ["BF16", [10**30]]}}, r"'a' of shape \[10+\]; no tensor has so many numbers"),
+        ({"tensors": {"a": ["BF16", [2**62, 2**62]]}}, r"no tensor has so many numbers"),
+        ({"tensors": {"a": ["BF16", [2**63, 0]]}}, r"no tensor has so many numbers"),
     ],
 )
 def test_a_malformed_plan_is_refused_by_name(change: dict[str, Any], message: str, tmp_path: Path) -> None:

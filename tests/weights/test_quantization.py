@@ -12,6 +12,7 @@ from outrider.errors import UnsupportedModelError, WeightsError
 from outrider.weights.quantization import MODELOPT_NAME, Layout, Scheme, read_scheme
 from tests.weights.low_bit_writer import NVFP4_ARGS, compressed_tensors, float8_config, int4_config
 
+INT4_ARGS: dict[str, Any] = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 MODELOPT: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 
 
@@ -124,3 +125,42 @@ def test_a_file_of_modelopt_that_is_none(tmp_path: Path) -> None:
     (tmp_path / MODELOPT_NAME).write_text("{}")
     with pytest.raises(WeightsError, match=rf"{MODELOPT_NAME}: quantization is None; expected an object"):
         read_scheme({}, path=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "declared"),
+    [
+        ("transform_config", {**int4_config(), "transform_config": {"config_groups": {"u": {"type": "hadamard"}}}}),
+        ("sparsity_config", {**int4_config(), "sparsity_config": {"format": "sparse-24-bitmask"}}),
+        (
+            "actorder",
+            compressed_tensors(
+                "pack-quantized", num_bits=4, type="int", strategy="group", group_size=32, actorder="group"
+            ),
+        ),
+    ],
+)
+def test_fields_that_make_other_numbers_are_refused(field: str, declared: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"quantization_config has {field}"):
+        read(declared, tmp_path)
+    assert read({**int4_config(), "transform_config": {}, "sparsity_config": {"format": "dense"}}, tmp_path)
+
+
+@pytest.mark.parametrize("size", [[16], {}, "16", 16.0, True])
+def test_a_group_size_is_a_number(size: Any, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="group_size is"):
+        read({**MODELOPT, "group_size": size}, tmp_path)
+
+
+def test_a_file_beside_a_compressed_tensors_config_must_agree(tmp_path: Path) -> None:
+    write_modelopt_file(tmp_path, quant_algo="NVFP4")
+    with pytest.raises(WeightsError, match="declare different quantisations"):
+        read(int4_config(), tmp_path)
+
+
+def test_both_declarations_say_what_is_left_alone(tmp_path: Path) -> None:
+    write_modelopt_file(tmp_path, quant_algo="NVFP4", exclude_modules=["*mlp*"])
+    scheme = read({**MODELOPT, "ignore": ["model.layers.1"]}, tmp_path)
+    assert scheme is not None
+    modules = ("model.layers.0.mlp.up_proj", "model.layers.1.self_attn.q_proj", "model.layers.10.self_attn.q_proj")
+    assert [scheme.ignores(module) for module in modules] == [True, True, False]

@@ -20,9 +20,11 @@ from outrider.core import SamplingParams
 from outrider.engine.engine import EngineConfig
 from outrider.kernels.ops import select_kernels
 from outrider.kernels.reference import TorchKernels
+from outrider.models.dflash import DFlashDrafter
 from outrider.models.drafter_config import DrafterConfig
 from outrider.models.gemma import GemmaTarget
 from outrider.models.registry import load_drafter, load_target, target_config
+from outrider.tokenizer import Tokenizer
 from outrider.weights.loader import Checkpoint, load_checkpoint, load_safetensors_dir
 from outrider.weights.locate import is_name_plan, locate_target
 from outrider.weights.name_plan import EVIDENCE, read_name_plan
@@ -45,6 +47,8 @@ def inspect_kernels(kind: str, device: str) -> dict[str, Any]:
 def inspect_target(target: str | None, *, context_length: int, progress: Callable[[str], None]) -> dict[str, Any]:
     """What the target declares, which of its tensors load, and what it takes in bfloat16."""
     checkpoint, model = _outlined_target(target, context_length=context_length, progress=progress)
+    if not is_name_plan(checkpoint.source):
+        Tokenizer.from_file(checkpoint.tokenizer_path)  # LocateError or WeightsError now, not when it is loaded
     config = model.config
     kinds = [layer.kind.value.removesuffix("_attention") for layer in config.layers]
     caches = account_caches(config.layers, context_length=context_length, dtype=_DTYPE)
@@ -93,6 +97,7 @@ def inspect_drafter(
         "heads": _heads_in_words(config),
         **account_weights(tensors, built.skipped_tensors, patterns=config.skipped_tensors),
         "held_in_bf16_bytes": both_bytes - target_bytes,
+        **_shareable(built, model),
         "context_length": context_length,
         **caches,
         "one_request_with_target_bytes": both_bytes + caches["cache_bytes"] + of_target["cache_bytes"],
@@ -117,6 +122,13 @@ def _evidence(path: Path) -> dict[str, Any]:
         return {"evidence": "read: from the files themselves"}
     plan = read_name_plan(path)
     return {"checkpoint": plan.checkpoint, "evidence": f"{plan.evidence}: {EVIDENCE[plan.evidence]}"}
+
+
+def _shareable(drafter: DFlashDrafter, model: GemmaTarget) -> dict[str, int]:
+    """Bytes of tables that loading shares if they are copies of the target's, which only their numbers can tell."""
+    own = [table for table in (drafter.embedding, drafter.head) if table is not model.embedding]
+    copies = [table.nbytes for table in own if table.shape == model.embedding.shape]
+    return {"less_if_tables_are_the_targets_bytes": sum(copies)} if copies else {}
 
 
 def _layers_in_words(kinds: list[str], is_causal: list[bool]) -> str:

@@ -164,7 +164,9 @@ def resolve_device(name: str) -> torch.device:
 def resolve_config(config: EngineConfig, *, device: torch.device, max_positions: int) -> EngineConfig:
     """Fit a config to the device: CUDA is exact through constant shapes, one request at a time."""
     if config.context_length > max_positions:
-        raise ConfigError(f"context_length={config.context_length}, but the target knows {max_positions} positions.")
+        raise ConfigError(
+            f"context_length={config.context_length}, but the target knows {max_positions} positions. Lower it."
+        )
     if device.type == "cuda":
         return replace(config, max_seats=1, rows_per_pass=CUDA_ROWS_PER_PASS, prefill_rows=CUDA_ROWS_PER_PASS)
     return config

@@ -41,7 +41,7 @@ def doctor(
     }
     for name, step in steps.items():
         if name == "drafting" and not is_sound:
-            found["checks"].append({"name": name, "ok": False, "problem": "not checked: see the problems above."})
+            found["checks"].append({"name": name, "ok": False, "not_probed": "not checked: see the problems above"})
             continue
         try:
             found["checks"].append({"name": name, "ok": True, **step()})
@@ -59,13 +59,20 @@ def _show(found: dict[str, Any]) -> None:
     for column in ("check", "", "found"):
         table.add_column(column)
     machine = found["environment"]
-    table.add_row("machine", "ok", f"{machine['cpu_model']}, {machine['num_usable_cores']} cores")
+    table.add_row("machine", "ok", _machine(machine))
     for check in found["checks"]:
         facts = {key: value for key, value in check.items() if key not in ("name", "ok")}
         text = "\n".join(f"{key}: {_shortened(key, value)}" for key, value in facts.items())
         mark = "–" if "not_probed" in check else "ok" if check["ok"] else "PROBLEM"
         table.add_row(check["name"], mark, text)
     show(table)
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    """Cores, memory and GPUs, to hold against what models take."""
+    memory = f", {_size(machine['memory_bytes'])} of memory" if machine["memory_bytes"] else ""
+    gpus = [f"{gpu['name']} with {_size(gpu['memory_bytes'])}" for gpu in machine["accelerators"]]
+    return "\n".join([f"{machine['cpu_model']}, {machine['num_usable_cores']} cores{memory}", *gpus])
 
 
 def _shortened(key: str, value: Any) -> str:

@@ -138,6 +138,16 @@ def _gemma3_rope(fields: Fields) -> dict[LayerKind, RopeSpec]:
     }
 
 
+def refuse_head_shape(fields: Fields, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    """WeightsError for heads that cannot share their keys, or that do not rotate in pairs."""
+    if num_heads % num_kv_heads:
+        raise WeightsError(
+            f"{fields.source}: {num_heads} attention heads cannot share {num_kv_heads} key and value heads evenly."
+        )
+    if head_dim % 2:
+        raise WeightsError(f"{fields.source}: head_dim={head_dim} is odd; rotary embedding turns pairs.")
+
+
 def refuse_other_activation(fields: Fields) -> None:
     """UnsupportedModelError unless the MLPs use tanh GELU, as those of every Gemma do."""
     activation = fields.text("hidden_activation", default="gelu_pytorch_tanh")
@@ -177,6 +187,7 @@ def gemma3_config(fields: Fields, *, norm_offset: float) -> TargetConfig:
     num_layers = fields.integer("num_hidden_layers", low=1, high=MAX_LAYERS)
     num_kv_heads = fields.integer("num_key_value_heads", low=1)
     head_dim = fields.integer("head_dim", low=1)
+    refuse_head_shape(fields, fields.integer("num_attention_heads", low=1), num_kv_heads, head_dim)
     window = fields.integer("sliding_window", low=1, default=4096)
     rope = _gemma3_rope(fields)
     layers = tuple(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -188,19 +189,22 @@ def _read_vocabulary(claims: TensorClaims, config: DrafterConfig, source: Path, 
     """Target id of each draft id, int64 [Vd]; files store it as the difference `d2t` (formats.md §2.5)."""
     if config.draft_vocab_size == config.vocab_size:
         return None
-    stored = claims.take("d2t", (config.draft_vocab_size,))
+    offsets = claims.take_table("d2t", (config.draft_vocab_size,), torch.int64, torch.int32)
+    flags = claims.take_table("t2d", (config.vocab_size,), torch.bool) if "t2d" in claims else None
     if device.type == "meta":
         return torch.arange(config.draft_vocab_size)  # any ids, and on the CPU: nothing has a value there
-    offsets = stored.dequantize(torch.float64).to(torch.int64)
-    ids = offsets + torch.arange(config.draft_vocab_size)
+    ids = offsets.to("cpu", torch.int64) + torch.arange(config.draft_vocab_size)
     if bool((ids < 0).any()) or bool((ids >= config.vocab_size).any()) or len(set(ids.tolist())) != len(ids):
         raise WeightsError(
-            f"tensor d2t of {source} does not map to {len(ids)} different ids below {config.vocab_size}."
+            f"tensor d2t of {source} does not map to {len(ids)} different ids below {config.vocab_size}. It holds the "
+            "target id of each draft id, less the draft id."
         )
+    if flags is not None and not torch.equal(flags.cpu().nonzero().squeeze(1), ids.sort().values):
+        raise WeightsError(f"tensors d2t and t2d of {source} name different tokens. Download the drafter again.")
     return ids.to(device)
 
 
-def _read_embedding(claims: TensorClaims, config: DrafterConfig, target: GemmaTarget, kernels: Kernels) -> object:
+def _read_embedding(claims: TensorClaims, config: DrafterConfig, target: GemmaTarget, kernels: Kernels) -> Any:
     """The table that block tokens are embedded with."""
     if "embed_tokens.weight" not in claims:
         return target.embedding
@@ -214,7 +218,7 @@ def _read_head(
     target: GemmaTarget,
     kernels: Kernels,
     draft_to_target: Tensor | None,
-) -> object:
+) -> Any:
     """The matrix that gives draft logits, [Vd, N]."""
     if "lm_head.weight" in claims:
         weight = claims.take("lm_head.weight", (config.draft_vocab_size, config.hidden_size))

@@ -13,6 +13,7 @@ from outrider.models.config import (
     LayerSpec,
     TargetConfig,
     layer_kinds,
+    refuse_head_shape,
     rope_spec,
 )
 from outrider.models.gemma4_config import gemma4_layers
@@ -203,7 +204,7 @@ def speculators_config(config: Fields, *, name: str) -> DrafterConfig:
         embedding_scale=1.0,
         num_target_layers=None,
         windows_from_anchor=True,
-        skipped_tensors=("t2d", "verifier_norm.weight", "verifier_lm_head.weight"),
+        skipped_tensors=("verifier_norm.weight", "verifier_lm_head.weight"),
     )
 
 
@@ -316,13 +317,14 @@ def _pre_norm_layers(fields: Fields) -> tuple[LayerSpec, ...]:
     scaling = fields.table("rope_parameters" if "rope_parameters" in fields else "rope_scaling", optional=True)
     theta = fields.number("rope_theta", default=None) or DEFAULT_THETAS[LayerKind.FULL]
     rope = rope_spec(scaling, theta=theta)
-    head_dim = fields.integer("head_dim", low=1, default=None)
-    num_kv_heads = fields.integer("num_key_value_heads", low=1, default=None)
+    head_dim = fields.integer("head_dim", low=1, default=None) or fields.integer("hidden_size", low=heads) // heads
+    num_kv_heads = fields.integer("num_key_value_heads", low=1, default=None) or heads
+    refuse_head_shape(fields, heads, num_kv_heads, head_dim)
     return tuple(
         LayerSpec(
             kind=kind,
-            num_kv_heads=num_kv_heads or heads,
-            head_dim=head_dim or fields.integer("hidden_size", low=heads) // heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
             window=window if kind is LayerKind.SLIDING else None,
             rope=rope,
         )

@@ -17,6 +17,7 @@ from outrider.models.config import (
     TargetConfig,
     end_token_ids,
     layer_kinds,
+    refuse_head_shape,
     refuse_other_activation,
     refuse_untied,
 )
@@ -77,6 +78,8 @@ def _placeholders(fields: Fields) -> tuple[Placeholder, ...]:
     for kind, usual in _PLACEHOLDER_IDS.items():
         declared = fields.integer(f"{kind}_token_id", low=1, default=None)
         found.append(Placeholder(text=f"<|{kind}|>", token_id=declared or usual))
+    if len({each.token_id for each in found}) < len(found):
+        raise WeightsError(f"{fields.source} gives two of image_token_id, audio_token_id and video_token_id one id.")
     return tuple(found)
 
 
@@ -188,9 +191,7 @@ def _head_shape(fields: Fields, kind: LayerKind, index: int, *, shares: bool) ->
         head_dim = fields.integer("global_head_dim", low=2, default=512)
         declared = fields.integer("num_global_key_value_heads", low=1, default=None) if shares else None
         num_kv_heads = declared or num_kv_heads
-    num_heads = fields.integer("num_attention_heads", low=1)
-    if num_heads % num_kv_heads:
-        raise WeightsError(f"{fields.source}: {num_heads} heads of layer {index} cannot share {num_kv_heads} KV heads.")
+    refuse_head_shape(fields, fields.integer("num_attention_heads", low=1), num_kv_heads, head_dim)
     return head_dim, num_kv_heads
 
 

@@ -31,7 +31,19 @@ class PromptRows:
     given: GivenRows
 
     def __post_init__(self) -> None:
-        """Refuse parts of different lengths and positions that are not the rows' own places."""
+        """Refuse parts of other kinds or lengths, and positions that are not the rows' own places."""
+        for name, part, dtype, num_dims in (
+            ("token_ids", self.token_ids, torch.int64, 1),
+            ("positions", self.positions, torch.int64, 1),
+            ("is_given", self.given.is_given, torch.bool, 1),
+            ("embeddings", self.given.embeddings, None, 2),
+        ):
+            is_right = isinstance(part, Tensor) and part.dim() == num_dims
+            if not is_right or (part.dtype != dtype if dtype else not part.is_floating_point()):
+                raise RequestError(
+                    f"{name} of the prompt must be a tensor of {dtype or 'floating-point numbers'} with {num_dims} "
+                    f"dimension{'s' * (num_dims > 1)}."
+                )
         num_rows = len(self.token_ids)
         lengths = (len(self.positions), len(self.given.is_given), len(self.given.embeddings))
         if lengths != (num_rows,) * 3:

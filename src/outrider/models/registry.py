@@ -71,7 +71,10 @@ def drafter_config(config: dict[str, Any], *, source: Path) -> DrafterConfig:
     architectures = fields.texts("architectures", default=None) or []
     known = [name for name in architectures if name in DRAFTERS]
     if not known:
-        raise UnsupportedModelError(f"{source}: architectures {architectures} hold none of {sorted(DRAFTERS)}.")
+        raise UnsupportedModelError(
+            f"{source}: architectures {architectures} hold none of {sorted(DRAFTERS)}. Give a drafter; a target goes "
+            "in --target."
+        )
     return DRAFTERS[known[0]](fields, name=source.name)
 
 

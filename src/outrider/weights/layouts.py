@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from outrider.weights.quantization import Layout, Scheme
 from outrider.weights.safetensors_file import DTYPES, check_finite
 
 _FLOATS = ("F32", "F16", "BF16")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 # Numbers of these kinds mean nothing without scales.
 _NEED_SCALES = {"I8": "int8", "U8": "uint8", "F8_E4M3": "float8", "F8_E5M2": "float8"}
 # Scales of activations and caches: we keep both in full precision.
@@ -104,6 +106,7 @@ def plan_weights(headers: Mapping[str, Header], scheme: Scheme | None, *, source
         raise WeightsError(f"{source} declares {scheme.layout} weights, but has no tensor stored so.")
     plain = [name for name in headers if name not in used and not (scheme and name.endswith(_UNUSED_SUFFIXES))]
     _check_plain(plain, headers, scheme)
+    _check_left_plain(plain, plans, headers, scheme)
     for name in plain:
         if name in plans:
             raise WeightsError(f"{headers[name].path}: tensor {name} is there both plain and packed.")
@@ -248,6 +251,22 @@ def _check_plain(names: Sequence[str], headers: Mapping[str, Header], scheme: Sc
         if name.endswith(_STRAY_SUFFIXES):
             raise WeightsError(
                 f"{headers[name].path}: tensor {name} is part of no packed weight; config.json declares {declared}."
+            )
+
+
+def _check_left_plain(
+    plain: Sequence[str], packed: Mapping[str, Plan], headers: Mapping[str, Header], scheme: Scheme | None
+) -> None:
+    """Refuse a plain weight that its like in other layers says should be packed, unless its module is ignored."""
+    if scheme is None:
+        return
+    likes = {_NUMBER.sub("#", name): name for name in packed}
+    for name in plain:
+        like = likes.get(_NUMBER.sub("#", name))
+        if like and name not in packed and not scheme.ignores(name.removesuffix(".weight")):
+            raise WeightsError(
+                f"{headers[name].path}: tensor {name} is plain, while {like} is packed and the configuration does not "
+                "list its module as not quantised. Download both again."
             )
 
 

@@ -9,11 +9,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from outrider.errors import UnsupportedModelError, WeightsError
 from outrider.weights.fields import Fields
 from outrider.weights.file_head import read_head
 from outrider.weights.locate import file_sha256
-from outrider.weights.packed import PackedWeight
+from outrider.weights.packed import DenseWeight, PackedWeight
 from outrider.weights.prepared import Prepared, is_prepared, load_prepared, read_prepared
 from outrider.weights.safetensors_dir import load_safetensors_dir, read_config, read_end_token_ids, weight_files
 
@@ -83,7 +86,10 @@ def _load_directory(path: Path, *, without_numbers: bool) -> Checkpoint:
     model_type = Fields(read_config(path), source=path / "config.json").text("model_type", default=None)
     if model_type not in _NORM_OFFSETS:
         supported = ", ".join(_NORM_OFFSETS)
-        raise UnsupportedModelError(f"{path / 'config.json'} has model_type {model_type!r}; supported: {supported}.")
+        raise UnsupportedModelError(
+            f"{path / 'config.json'} has model_type {model_type!r}; targets have {supported}. A drafter goes in "
+            "--drafter."
+        )
     config, tensors = load_safetensors_dir(path, without_numbers=without_numbers)
     end_token_ids = read_end_token_ids(path)
     return Checkpoint(
@@ -115,7 +121,27 @@ class TensorClaims:
         return name in self._tensors
 
     def take(self, name: str, *shapes: tuple[int, ...]) -> PackedWeight:
-        """Return tensor `name`; WeightsError if it is missing, has none of the shapes or was taken before."""
+        """Return tensor `name` of floating-point numbers, packed or plain.
+
+        WeightsError if it is missing, has none of the shapes, holds other numbers or was taken before.
+        """
+        weight = self._take(name, *shapes)
+        if type(weight) is DenseWeight and not weight.values.dtype.is_floating_point:
+            raise WeightsError(self._wrong_numbers(name, weight, "floating-point numbers"))
+        return weight
+
+    def take_table(self, name: str, shape: tuple[int, ...], *dtypes: torch.dtype) -> Tensor:
+        """Return the integers or flags of tensor `name`; WeightsError as `take`."""
+        weight = self._take(name, shape)
+        if type(weight) is not DenseWeight or weight.values.dtype not in dtypes:
+            raise WeightsError(self._wrong_numbers(name, weight, " or ".join(map(str, dtypes))))
+        return weight.values
+
+    def _wrong_numbers(self, name: str, weight: PackedWeight, expected: str) -> str:
+        found = weight.values.dtype if type(weight) is DenseWeight else "packed"
+        return f"tensor {name} of {self._source} is {found}; expected {expected}. It is not what its name says."
+
+    def _take(self, name: str, *shapes: tuple[int, ...]) -> PackedWeight:
         if name in self._taken:
             raise WeightsError(f"tensor {name} of {self._source} is claimed twice.")
         weight = self._tensors.get(name)

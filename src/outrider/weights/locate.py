@@ -107,10 +107,17 @@ def file_sha256(path: Path) -> str:
 
 def _expanded(name: str) -> Path:
     """The path with its leading ~ resolved; one that names no user's home stays as it is."""
+    if not name:
+        raise LocateError("The name of a target or drafter is empty. Give a path, or a name on the model hub.")
     try:
-        return Path(name).expanduser()
+        path = Path(name).expanduser()
     except RuntimeError:
-        return Path(name)
+        path = Path(name)
+    try:
+        path.exists()
+    except OSError as error:  # a name that no file system takes
+        raise LocateError(f"{name:.60} cannot be a path: {error.strerror}.") from error
+    return path
 
 
 def _checked_directory(path: Path) -> Path:

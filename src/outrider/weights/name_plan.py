@@ -7,6 +7,7 @@ size without its bytes.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ EVIDENCE = {
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
 _MAX_PARAMETERS = 10**15
+_MAX_TENSORS = 200_000
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,10 @@ def _headers(tensors: Mapping[str, Any], *, source: Path) -> dict[str, Header]:
         for name in expand_name(pattern, source=source):
             if name in headers:
                 raise WeightsError(f"{source} lists tensor {name} twice. Make the plan again.")
+            if len(headers) == _MAX_TENSORS:
+                raise WeightsError(
+                    f"{source} lists more than {_MAX_TENSORS} tensors, with {pattern!r}; no checkpoint has so many."
+                )
             headers[name] = header
         if len(headers) == num_before:
             raise WeightsError(f"{source} has an empty range in {pattern!r}. Make the plan again.")
@@ -106,4 +112,6 @@ def _header(pattern: str, entry: Any, *, source: Path) -> Header:
     is_shape = isinstance(shape, list) and all(type(extent) is int and extent >= 0 for extent in shape)
     if not isinstance(dtype, str) or dtype not in DTYPES or not isinstance(shape, list) or not is_shape:
         raise WeightsError(f"{source} has {pattern!r}: {entry!r}; expected dtype and shape, as in ['BF16', [4, 8]].")
+    if math.prod(shape) > _MAX_PARAMETERS or any(extent > _MAX_PARAMETERS for extent in shape):
+        raise WeightsError(f"{source} has {pattern!r} of shape {shape}; no tensor has so many numbers.")
     return Header(source, dtype, tuple(shape))

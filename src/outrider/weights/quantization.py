@@ -6,7 +6,7 @@ Only declarations are read here. Which tensors a layout consists of is in `layou
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -44,8 +44,8 @@ class Scheme:
     """Modules that are declared not to be quantised: names, patterns, or "re:" and a regular expression."""
 
     def ignores(self, module: str) -> bool:
-        """True for a module that the declaration leaves alone."""
-        return any(_matches(pattern, module) for pattern in self.ignored)
+        """True for a module that the declaration leaves alone, itself or with all that is below a module."""
+        return any(_matches(pattern, module) or module.startswith(f"{pattern}.") for pattern in self.ignored)
 
 
 def read_scheme(config: dict[str, Any], *, path: Path) -> Scheme | None:
@@ -60,10 +60,14 @@ def read_scheme(config: dict[str, Any], *, path: Path) -> Scheme | None:
     declared = _object(declared, "quantization_config", source=source)
     if declared.get("quant_method") == "modelopt":
         scheme = _modelopt_scheme(declared, declared.get("ignore"), source=source)
-        if beside.is_file() and _read_modelopt_file(beside).layout != scheme.layout:
-            raise WeightsError(f"{beside} and {source} declare different quantisations. Download both again.")
+    else:
+        scheme = _compressed_tensors_scheme(declared, source=source)
+    if not beside.is_file():
         return scheme
-    return _compressed_tensors_scheme(declared, source=source)
+    other = _read_modelopt_file(beside)
+    if other.layout != scheme.layout:
+        raise WeightsError(f"{beside} and {source} declare different quantisations. Download both again.")
+    return replace(scheme, ignored=tuple(dict.fromkeys((*scheme.ignored, *other.ignored))))
 
 
 def _compressed_tensors_scheme(declared: dict[str, Any], *, source: Path) -> Scheme:
@@ -71,11 +75,25 @@ def _compressed_tensors_scheme(declared: dict[str, Any], *, source: Path) -> Sch
     group = _object(groups[0], "the group in config_groups", source=source) if len(groups) == 1 else {}
     weights = _object(group.get("weights", {}), "weights of config_groups", source=source)
     is_ours = declared.get("quant_method") == "compressed-tensors"
+    _refuse_what_changes_numbers(declared, weights, source=source)
     ignored = _texts(declared.get("ignore"), "ignore", source=source)
     scheme = _scheme_of(str(declared.get("format")), weights, ignored) if is_ours else None
     if scheme is None:
         raise _unsupported(declared.get("quant_method"), declared.get("format"), weights or groups, source=source)
     return scheme
+
+
+def _refuse_what_changes_numbers(declared: dict[str, Any], weights: dict[str, Any], *, source: Path) -> None:
+    """UnsupportedModelError for fields that make other numbers of the same tensors."""
+    sparsity = declared.get("sparsity_config")
+    wrong = {
+        "transform_config": bool(declared.get("transform_config")),
+        "sparsity_config": bool(sparsity) and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"),
+        "actorder": weights.get("actorder") not in (None, False, "weight", "static"),  # "group" shuffles the inputs
+    }
+    for field, is_wrong in wrong.items():
+        if is_wrong:
+            raise UnsupportedModelError(f"{source}: quantization_config has {field}, which is not supported.")
 
 
 def _scheme_of(layout: str, weights: dict[str, Any], ignored: tuple[str, ...]) -> Scheme | None:
@@ -112,11 +130,11 @@ def _read_modelopt_file(source: Path) -> Scheme:
 
 
 def _modelopt_scheme(declared: dict[str, Any], ignored: Any, *, source: Path) -> Scheme:
-    group_sizes = {declared.get("group_size")}
+    group_sizes = {_group_size(declared, source=source)}
     for group in _object(declared.get("config_groups", {}), "config_groups", source=source).values():
         group = _object(group, "the group in config_groups", source=source)
         weights = _object(group.get("weights", {}), "weights of config_groups", source=source)
-        group_sizes.add(weights.get("group_size"))
+        group_sizes.add(_group_size(weights, source=source))
     algorithm, sizes = declared.get("quant_algo"), group_sizes - {None}
     modules = _texts(ignored, "ignore", source=source)
     if algorithm == Layout.MODELOPT_NVFP4 and sizes <= {NVFP4_GROUP}:
@@ -124,6 +142,13 @@ def _modelopt_scheme(declared: dict[str, Any], ignored: Any, *, source: Path) ->
     if algorithm == Layout.MODELOPT_FLOAT8 and not sizes:
         return Scheme(Layout.MODELOPT_FLOAT8, 0, block=(0, 0), ignored=modules)
     raise _unsupported("modelopt", algorithm, f"group sizes {sizes}", source=source)
+
+
+def _group_size(declared: dict[str, Any], *, source: Path) -> int | None:
+    size = declared.get("group_size")
+    if size is not None and type(size) is not int:
+        raise WeightsError(f"{source}: group_size is {size!r}; expected a whole number.")
+    return size
 
 
 def _unsupported(method: Any, layout: Any, details: Any, *, source: Path) -> UnsupportedModelError:
