@@ -1,0 +1,49 @@
+"""Whether the server answers yet, and why not."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Literal
+
+from outrider.backends.base import ServingBackend
+from outrider.server.faults import Fault
+
+Status = Literal["loading", "ready", "acceptance-low", "failed", "draining"]
+SERVING: tuple[Status, ...] = ("ready", "acceptance-low")
+
+
+@dataclass
+class Readiness:
+    """The backend once there is one, and the state that /health tells. Set from the thread that boots it."""
+
+    backend: ServingBackend | None = None
+    status: Status = "loading"
+    reasons: tuple[str, ...] = ()
+    """Likely causes of low acceptance, or the failure."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def serve(self, backend: ServingBackend, *, low_acceptance: tuple[str, ...] = ()) -> None:
+        """The self-test has passed, or drafts poorly for these likely causes: answer from now on."""
+        with self._lock:
+            self.backend, self.reasons = backend, low_acceptance
+            if self.status == "loading":
+                self.status = "acceptance-low" if low_acceptance else "ready"
+
+    def fail(self, reason: str) -> None:
+        """It will never be ready."""
+        self.status, self.reasons = "failed", (reason,)
+
+    def serving(self) -> ServingBackend:
+        """The backend; a 503 where it does not answer."""
+        if self.backend is None or self.status not in SERVING:
+            reason = "".join(f" {each}" for each in self.reasons)
+            raise Fault(503, f"The server is not ready: {self.status}.{reason}", code=self.status)
+        return self.backend
+
+    def drain(self, drain_s: float) -> None:
+        """Take no more requests and stop the backend, running requests being given `drain_s` seconds to end."""
+        with self._lock:
+            was, self.status = self.status, "draining"
+        if was != "draining" and self.backend is not None:
+            self.backend.stop(drain_s=drain_s)
