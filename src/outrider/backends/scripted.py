@@ -166,7 +166,7 @@ class ScriptedBackend:
                 raise RequestError("The backend does not run; start it first.")
             index = len(self.submitted)
             self.submitted.append((prompt, params))
-            decoder = IncrementalDecoder(self.tokenizer)
+            decoder = IncrementalDecoder(self.tokenizer, shown_ids=params.shown_token_ids)
             self._requests.append(_Running(index, prompt, params, script, on_chunk, decoder))
             self._changed.notify_all()
         return index

@@ -18,6 +18,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from outrider.backends.base import ServingBackend
 from outrider.environment import OUTRIDER_VERSION
 from outrider.errors import ConfigError, OutriderError
+from outrider.server.chat import ChatTemplate, find_template
 from outrider.server.faults import Fault, fault_of, fault_of_validation
 from outrider.server.generation import ClientGoneError
 from outrider.server.guards import BodyLimit, KeyGuard
@@ -54,15 +55,22 @@ class ServerConfig:
             raise ConfigError("api_key and served_model_names must not be empty. Leave them out instead.")
 
 
-def create_app(backend: ServingBackend | None, config: ServerConfig | None = None, *, model: str = "") -> FastAPI:
+def create_app(
+    backend: ServingBackend | None,
+    config: ServerConfig | None = None,
+    *,
+    template: ChatTemplate | None = None,
+    model: str = "",
+) -> FastAPI:
     """The server over a backend that was started, or over none yet: then `app.state.readiness.serve` brings it.
 
-    `model` names the target while there is no backend to ask. The backend is stopped when the application ends.
+    `template` is the target's, by default what its vocabulary suggests; `model` names the target while there is no
+    backend to ask. The backend is stopped when the application ends.
     """
     config = config or ServerConfig()
     readiness = Readiness()
     if backend is not None:
-        readiness.serve(backend)
+        readiness.serve(backend, template or find_template(None, backend.tokenizer))
     names = config.served_model_names or (backend.model if backend is not None else model,)
     metrics = ServerMetrics(
         lambda: readiness.backend.gauges() if readiness.backend is not None else None,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from outrider.backends.base import ServingBackend
+from outrider.server.chat import PLAIN, ChatTemplate
 from outrider.server.faults import Fault
 
 Status = Literal["loading", "ready", "acceptance-low", "failed", "draining"]
@@ -18,15 +19,18 @@ class Readiness:
     """The backend once there is one, and the state that /health tells. Set from the thread that boots it."""
 
     backend: ServingBackend | None = None
+    template: ChatTemplate = PLAIN
     status: Status = "loading"
     reasons: tuple[str, ...] = ()
     """Likely causes of low acceptance, or the failure."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def serve(self, backend: ServingBackend, *, low_acceptance: tuple[str, ...] = ()) -> None:
-        """The self-test has passed, or drafts poorly for these likely causes: answer from now on."""
+    def serve(
+        self, backend: ServingBackend, template: ChatTemplate, *, low_acceptance: tuple[str, ...] = ()
+    ) -> None:
+        """The self-test has passed, or drafts are poor for these likely causes: answer from now on."""
         with self._lock:
-            self.backend, self.reasons = backend, low_acceptance
+            self.backend, self.template, self.reasons = backend, template, low_acceptance
             if self.status == "loading":
                 self.status = "acceptance-low" if low_acceptance else "ready"
 

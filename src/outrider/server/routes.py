@@ -12,11 +12,14 @@ from starlette.responses import Response
 from outrider.backends.base import ServingBackend
 from outrider.core import SamplingParams
 from outrider.server.answers import Answers
+from outrider.server.chat import ChatTemplate
+from outrider.server.chat_replies import ChatChoice
+from outrider.server.chat_request import prepare_chat, render
 from outrider.server.faults import Fault
 from outrider.server.generation import Exchange
 from outrider.server.readiness import Readiness
 from outrider.server.replies import Choice, CompletionChoice, Envelope, Tally, acceptance_object
-from outrider.server.schemas import CompletionBody, DetokenizeBody, GenerationBody, StreamOptions, TokenizeBody
+from outrider.server.schemas import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, StreamOptions, TokenizeBody
 from outrider.server.translate import checked_ids, completion_params, jobs_of, prompts_of
 
 openai_routes = APIRouter(prefix="/v1")
@@ -64,6 +67,28 @@ async def completions(request: Request, body: CompletionBody) -> Response:
     return await exchange.respond(jobs, stream=bool(body.stream))
 
 
+@openai_routes.post("/chat/completions")
+async def chat_completions(request: Request, body: ChatBody) -> Response:
+    """Answer a chat."""
+    backend = _backend(request, body.model)
+    chat = await asyncio.to_thread(prepare_chat, body, request.app.state.readiness.template, backend.tokenizer)
+    jobs = jobs_of([chat.prompt_token_ids], chat.params, body.n or 1)
+    choices = [
+        ChatChoice(
+            index,
+            backend.tokenizer,
+            Tally(len(chat.prompt_token_ids)),
+            chat.parser(),
+            chat.thought_counter(backend.tokenizer),
+            wants_logprobs=chat.params.logprobs is not None,
+            shows_all=_shows_all(body),
+        )
+        for index in range(len(jobs))
+    ]
+    exchange = _exchange(request, body, backend, choices, chat.params, "chat.completion")
+    return await exchange.respond(jobs, stream=bool(body.stream))
+
+
 @openai_routes.get("/speculation")
 def speculation(request: Request) -> dict[str, Any]:
     """Whether it drafts, with what, why not if not, and what drafting has brought so far."""
@@ -91,8 +116,12 @@ async def tokenize(request: Request, body: TokenizeBody) -> dict[str, Any]:
     tokenizer = backend.tokenizer
     if (body.prompt is None) == (body.messages is None):
         raise Fault(400, "Give either prompt or messages.", param="prompt")
-    text = body.prompt or ""
-    token_ids = await asyncio.to_thread(tokenizer.encode, text, add_bos=body.add_special_tokens is not False)
+    if body.messages is None:
+        text, add_bos = body.prompt or "", body.add_special_tokens is not False
+    else:
+        template: ChatTemplate = request.app.state.readiness.template
+        text, add_bos = render(template, body.messages, body.tools, enable_thinking=False).text, True
+    token_ids = await asyncio.to_thread(tokenizer.encode, text, add_bos=add_bos)
     strings = [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
     return {
         "count": len(token_ids),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from outrider.core import MAX_LOGPROBS, SamplingParams
 from outrider.errors import RequestError
@@ -111,11 +110,3 @@ def jobs_of(prompts: Sequence[Sequence[int]], params: SamplingParams, num_choice
 
 def _choice_params(params: SamplingParams, choice: int) -> SamplingParams:
     return params if params.seed is None or choice == 0 else replace(params, seed=params.seed + choice)
-
-
-def wants_thinking(body: ChatBody) -> bool:
-    """chat_template_kwargs.enable_thinking where given, else reasoning_effort; no thinking unless asked."""
-    kwargs: dict[str, Any] = body.chat_template_kwargs or {}
-    if isinstance(wanted := kwargs.get("enable_thinking"), bool):
-        return wanted
-    return body.reasoning_effort not in (None, "none")

@@ -1,0 +1,75 @@
+"""A chat request made ready: rendered, tokenised, its parameters as the template wants them, a parser for its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outrider.core import SamplingParams
+from outrider.errors import RequestError
+from outrider.server.chat import ChatTemplate
+from outrider.server.chat_replies import ThoughtCounter
+from outrider.server.messages import Rendered, Tool, read_tools
+from outrider.server.parser import ChatParser
+from outrider.server.schemas import ChatBody
+from outrider.server.translate import chat_params
+from outrider.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class PreparedChat:
+    """What the backend gets, and what reading its answer takes."""
+
+    template: ChatTemplate
+    rendered: Rendered
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    tools: tuple[Tool, ...]
+    enable_thinking: bool
+
+    def parser(self) -> ChatParser:
+        """A new one for each answer."""
+        return ChatParser(
+            self.template, self.tools, enable_thinking=self.enable_thinking, prompt=self.rendered.text
+        )
+
+    def thought_counter(self, tokenizer: Tokenizer) -> ThoughtCounter:
+        """A new one for each answer."""
+        return ThoughtCounter(tokenizer, self.rendered.text, enable_thinking=self.enable_thinking)
+
+
+def prepare_chat(body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer) -> PreparedChat:
+    """Check, render and tokenise a chat; RequestError names what is wrong with it."""
+    enable_thinking = wants_thinking(body)
+    tools = body.tools if body.tool_choice != "none" else None
+    rendered = render(template, body.messages, tools, enable_thinking=enable_thinking)
+    params = chat_params(body)
+    params = replace(
+        params,
+        shown_token_ids=template.shown_token_ids(tokenizer),
+        stop_token_ids=(*params.stop_token_ids, *(() if params.ignore_eos else template.stop_token_ids(tokenizer))),
+        stop_strings=(*params.stop_strings, *template.stop_strings),
+    )
+    token_ids = tokenizer.encode(rendered.text)
+    return PreparedChat(template, rendered, token_ids, params, read_tools(tools), enable_thinking)
+
+
+def render(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    *,
+    enable_thinking: bool,
+) -> Rendered:
+    """The prompt of a chat; what is nested too deeply to be read is refused like all that is malformed."""
+    try:
+        return template.render_chat(messages, tools, enable_thinking=enable_thinking)
+    except RecursionError:
+        raise RequestError("messages or tools are nested too deeply. Make them flatter.") from None
+
+
+def wants_thinking(body: ChatBody) -> bool:
+    """chat_template_kwargs.enable_thinking where given, else reasoning_effort; no thinking unless asked."""
+    wanted = (body.chat_template_kwargs or {}).get("enable_thinking")
+    return wanted if isinstance(wanted, bool) else body.reasoning_effort not in (None, "none")
