@@ -258,7 +258,8 @@ class ScriptedBackend:
         if len(token_ids) > left or (len(token_ids) == left and finish_reason is None):
             token_ids, finish_reason = token_ids[:left], "length"
         request.num_output_tokens += len(token_ids)
-        text = request.decoder.push(token_ids)
+        ends_turn = finish_reason == "stop" and token_ids[-1:] and token_ids[-1] in self.tokenizer.eos_ids
+        text = request.decoder.push(token_ids[:-1] if ends_turn else token_ids)
         if finish_reason is not None:
             text += request.decoder.flush()
         drafts = params.num_speculative_tokens != 0 and step.num_draft_tokens > 0
