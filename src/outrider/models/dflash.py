@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from outrider.errors import WeightsError
+from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.ops import Kernels
-from outrider.models.attention import LayerCache, LayerCaches, RopeTable, rope_table
+from outrider.models.attention import LayerCaches, RopeTable, rope_table
 from outrider.models.draft_layers import BlockRows, DraftLayer, read_layer
 from outrider.models.drafter_config import DrafterConfig
 from outrider.models.dspark import BlockWalk, ConfidenceHead, MarkovHead
@@ -76,7 +77,7 @@ class DFlashDrafter:
                 keys, values = layer.attention.keys_values(
                     features, self._rope(layer), positions, kernels=self.kernels, eps=self.config.rms_norm_eps
                 )
-                self.kernels.write_cache(cache.keys, cache.values, keys, values, seats, positions)
+                self.kernels.write_cache(cache, keys, values, seats, positions)
             return []
 
         self.kernels.run(write, (taps, seats, positions), recordings=caches.recordings, key="context")
@@ -133,8 +134,7 @@ class DFlashDrafter:
         )
         attended = kernels.attention(
             queries,
-            cache.keys,
-            cache.values,
+            cache,
             spans,
             scale=config.attention_scale,
             fresh_k=fresh.keys,
