@@ -30,17 +30,16 @@ class CycleBatch:
     outputs: tuple[Sequence[int], ...]  # tokens generated so far, anchor last: the requests' own lists, not copies
 
     @staticmethod
-    def of(requests: Sequence[RequestState], device: torch.device) -> CycleBatch:
-        """Gather the live requests, in order."""
+    def of(requests: Sequence[RequestState], lengths: Sequence[int], device: torch.device) -> CycleBatch:
+        """Gather the live requests, in order, with so many drafts each."""
         positions = tuple(request.anchor_position for request in requests)
-        lengths = tuple(request.next_draft_length for request in requests)
         return CycleBatch(
             seats=torch.tensor([request.seat for request in requests], device=device),
             anchor_token_ids=torch.tensor([request.anchor_token_id for request in requests], device=device),
             anchor_positions=torch.tensor(positions, device=device),
             draft_lengths=torch.tensor(lengths, device=device),
             host_positions=positions,
-            host_lengths=lengths,
+            host_lengths=tuple(lengths),
             params=tuple(request.params for request in requests),
             noise_seeds=tuple(request.noise_seed for request in requests),
             adjustments=tuple(request.adjustments for request in requests),

@@ -11,6 +11,7 @@ from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch
 from outrider.engine.rejection import DraftBlock, point_mass_block
 from outrider.engine.sampling import NoisePurpose, draw, filtered_probs, gumbel_noise_of, uniforms
+from outrider.errors import DrafterFault
 from outrider.models.attention import LayerCaches
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.dspark import BlockWalk
@@ -35,6 +36,29 @@ class Proposer(Protocol):
         ...
 
 
+class FencedProposer:
+    """Any proposer; whatever it raises becomes a DrafterFault, which costs the engine its drafts and no request."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self.inner, self.name = proposer, proposer.name
+        self.max_draft_length, self.default_draft_length = proposer.max_draft_length, proposer.default_draft_length
+        self.tap_layers = proposer.tap_layers
+
+    def propose(self, batch: CycleBatch, draft_length: int) -> DraftBlock:
+        """As the proposer inside."""
+        try:
+            return self.inner.propose(batch, draft_length)
+        except Exception as error:
+            raise DrafterFault(f"drafter {self.name} failed to draft: {error!r}") from error
+
+    def commit(self, taps: Tensor, seats: Tensor, positions: Tensor) -> None:
+        """As the proposer inside."""
+        try:
+            self.inner.commit(taps, seats, positions)
+        except Exception as error:
+            raise DrafterFault(f"drafter {self.name} failed to take context: {error!r}") from error
+
+
 class DFlashProposer:
     """Drafts with a block drafter; its context cache is a pure function of the taps of committed tokens."""
 
@@ -47,7 +71,13 @@ class DFlashProposer:
 
     def propose(self, batch: CycleBatch, draft_length: int) -> DraftBlock:
         """One block pass, and where a slot's draft needs the one before it, or a draw, a walk over its slots."""
-        block = self.drafter.block(batch.anchor_token_ids, batch.seats, batch.anchor_positions, num_drafts=draft_length)
+        block = self.drafter.block(
+            batch.anchor_token_ids,
+            batch.seats,
+            batch.anchor_positions,
+            num_drafts=draft_length,
+            draft_lengths=batch.draft_lengths,
+        )
         is_greedy = all(params.is_greedy for params in batch.params)
         if is_greedy and not self.drafter.has_heads:
             draft_ids, table = self.drafter.best(block, self.caches), self.drafter.draft_to_target
