@@ -109,7 +109,8 @@ class ScriptedBackend:
     """Answers each prompt with the first script whose key its text contains; the key "" matches every prompt.
 
     Requests take turns, a step each, on one thread. `max_tokens` and `num_speculative_tokens=0` hold, `logprobs` are
-    made up, stop strings and grammars are the script's own affair. `submitted` and `finish_reasons` say what it saw.
+    made up, stop strings and grammars are the script's own affair. `submitted`, `boundaries` and `finish_reasons` say
+    what it saw; a test may set `fault`.
     """
 
     name = "scripted"
@@ -126,7 +127,9 @@ class ScriptedBackend:
         self.model, self.context_length = model, context_length
         self.tokenizer = byte_tokenizer()
         self.submitted: list[tuple[tuple[int, ...], SamplingParams]] = []
+        self.boundaries: list[tuple[int, ...]] = []
         self.finish_reasons: dict[int, str] = {}
+        self.fault: str | None = None
         self._scripts, self._max_seats, self._sleep = dict(scripts), max_seats, sleep
         self._requests: list[_Running] = []
         self._ended: list[tuple[int, int, int, AcceptanceStats]] = []  # prompt, cached, output tokens; acceptance
@@ -150,7 +153,14 @@ class ScriptedBackend:
             self._changed.notify_all()
         self._thread.join()
 
-    def submit(self, prompt_token_ids: Sequence[int], params: SamplingParams, on_chunk: Callable[[Chunk], None]) -> int:
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        on_chunk: Callable[[Chunk], None],
+        *,
+        boundaries: Sequence[int] = (),
+    ) -> int:
         """Queue a request; raises what its script says, or RequestError where prompt and answer cannot fit."""
         prompt = tuple(prompt_token_ids)
         script = self._find(prompt)
@@ -166,6 +176,7 @@ class ScriptedBackend:
                 raise RequestError("The backend does not run; start it first.")
             index = len(self.submitted)
             self.submitted.append((prompt, params))
+            self.boundaries.append(tuple(boundaries))
             decoder = IncrementalDecoder(self.tokenizer, shown_ids=params.shown_token_ids)
             self._requests.append(_Running(index, prompt, params, script, on_chunk, decoder))
             self._changed.notify_all()

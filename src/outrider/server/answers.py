@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from outrider.backends.base import ServingBackend
 from outrider.core import Chunk, SamplingParams
 from outrider.server.metrics import RequestTimer, ServerMetrics
 
-Job = tuple[Sequence[int], SamplingParams]
+
+@dataclass(frozen=True)
+class Job:
+    """One answer to ask a backend for; the fields are those of its `submit`."""
+
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    boundaries: Sequence[int] = ()
 
 
 class Answers:
@@ -37,11 +45,12 @@ class Answers:
             raise
 
     def _submit_all(self, jobs: Sequence[Job]) -> None:
-        for position, (prompt_token_ids, params) in enumerate(jobs):
-            index = self._backend.submit(prompt_token_ids, params, partial(self._deliver, position))
+        for position, job in enumerate(jobs):
+            on_chunk = partial(self._deliver, position)
+            index = self._backend.submit(job.prompt_token_ids, job.params, on_chunk, boundaries=job.boundaries)
             self._open[position] = index
             if self._is_cancelled:  # the client left while this thread was submitting
-                self._backend.cancel(index)
+                self.cancel()
                 return
 
     def _deliver(self, position: int, chunk: Chunk) -> None:
@@ -62,5 +71,7 @@ class Answers:
     def cancel(self) -> None:
         """Abort every answer that has not ended."""
         self._is_cancelled = True
-        for index in list(self._open.values()):
+        for position, index in list(self._open.items()):
+            del self._open[position]
             self._backend.cancel(index)
+            self._timers[position].push(Chunk(index, "", (), 0, "abort"))

@@ -23,7 +23,7 @@ from outrider.server.faults import Fault, fault_of, fault_of_validation
 from outrider.server.generation import ClientGoneError
 from outrider.server.guards import BodyLimit, KeyGuard
 from outrider.server.metrics import ServerMetrics
-from outrider.server.readiness import SERVING, Readiness
+from outrider.server.readiness import Readiness
 from outrider.server.routes import openai_routes, text_routes
 
 STATIC_DIR = Path(__file__).parent / "static"
@@ -101,8 +101,9 @@ def _add_status_routes(app: FastAPI) -> None:
     @app.get("/health")
     def health() -> JSONResponse:
         """200 once answers can be expected, 503 before and after."""
+        readiness.check_health()
         body = {"status": readiness.status, "reasons": list(readiness.reasons)}
-        return JSONResponse(body, 200 if readiness.status in SERVING else 503)
+        return JSONResponse(body, 200 if readiness.is_serving else 503)
 
     @app.get("/version")
     def version() -> dict[str, str]:

@@ -17,7 +17,7 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class ThoughtCounter:
-    """Counts the tokens of thoughts, markers left out, by token id: however the stream is cut, the count is the same."""
+    """Counts the tokens of thoughts by their ids, markers left out: however a stream is cut, the count is the same."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: str, *, enable_thinking: bool) -> None:
         """`prompt` is the rendered chat, which may have opened a thought already."""

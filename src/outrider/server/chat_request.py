@@ -1,4 +1,4 @@
-"""A chat request made ready: rendered, tokenised, its parameters as the template wants them, a parser for its answer."""
+"""A chat request made ready: rendered, tokenised, parameters as the template wants them, a parser for its answer."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from outrider.server.schemas import ChatBody
 from outrider.server.translate import chat_params
 from outrider.tokenizer import Tokenizer
 
+NUM_LAST_BOUNDARIES = 2  # the latest user turn, and the one that the chat before this ended with
+
 
 @dataclass(frozen=True)
 class PreparedChat:
@@ -24,15 +26,15 @@ class PreparedChat:
     template: ChatTemplate
     rendered: Rendered
     prompt_token_ids: list[int]
+    boundaries: tuple[int, ...]
+    """Numbers of prompt tokens at which other chats with the same beginning are likely to part from this one."""
     params: SamplingParams
     tools: tuple[Tool, ...]
     enable_thinking: bool
 
     def parser(self) -> ChatParser:
         """A new one for each answer."""
-        return ChatParser(
-            self.template, self.tools, enable_thinking=self.enable_thinking, prompt=self.rendered.text
-        )
+        return ChatParser(self.template, self.tools, enable_thinking=self.enable_thinking, prompt=self.rendered.text)
 
     def thought_counter(self, tokenizer: Tokenizer) -> ThoughtCounter:
         """A new one for each answer."""
@@ -52,7 +54,18 @@ def prepare_chat(body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer) -
         stop_strings=(*params.stop_strings, *template.stop_strings),
     )
     token_ids = tokenizer.encode(rendered.text)
-    return PreparedChat(template, rendered, token_ids, params, read_tools(tools), enable_thinking)
+    boundaries = token_boundaries(rendered, token_ids, tokenizer)
+    return PreparedChat(template, rendered, token_ids, boundaries, params, read_tools(tools), enable_thinking)
+
+
+def token_boundaries(rendered: Rendered, token_ids: Sequence[int], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The first and the last few boundaries of a rendered chat in tokens, where no token lies across them."""
+    found = []
+    for end in dict.fromkeys([*rendered.boundaries[:1], *rendered.boundaries[-NUM_LAST_BOUNDARIES:]]):
+        before = tokenizer.encode(rendered.text[:end])
+        if before == token_ids[: len(before)]:
+            found.append(len(before))
+    return tuple(found)
 
 
 def render(

@@ -25,9 +25,7 @@ class Readiness:
     """Likely causes of low acceptance, or the failure."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def serve(
-        self, backend: ServingBackend, template: ChatTemplate, *, low_acceptance: tuple[str, ...] = ()
-    ) -> None:
+    def serve(self, backend: ServingBackend, template: ChatTemplate, *, low_acceptance: tuple[str, ...] = ()) -> None:
         """The self-test has passed, or drafts are poor for these likely causes: answer from now on."""
         with self._lock:
             self.backend, self.template, self.reasons = backend, template, low_acceptance
@@ -38,9 +36,21 @@ class Readiness:
         """It will never be ready."""
         self.status, self.reasons = "failed", (reason,)
 
+    @property
+    def is_serving(self) -> bool:
+        """True where answers can be expected."""
+        return self.status in SERVING
+
+    def check_health(self) -> None:
+        """Take note of a backend that broke since."""
+        fault = self.backend.fault if self.backend is not None else None
+        if fault is not None and self.is_serving:
+            self.fail(fault)
+
     def serving(self) -> ServingBackend:
         """The backend; a 503 where it does not answer."""
-        if self.backend is None or self.status not in SERVING:
+        self.check_health()
+        if self.backend is None or not self.is_serving:
             reason = "".join(f" {each}" for each in self.reasons)
             raise Fault(503, f"The server is not ready: {self.status}.{reason}", code=self.status)
         return self.backend

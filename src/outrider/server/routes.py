@@ -19,7 +19,14 @@ from outrider.server.faults import Fault
 from outrider.server.generation import Exchange
 from outrider.server.readiness import Readiness
 from outrider.server.replies import Choice, CompletionChoice, Envelope, Tally, acceptance_object
-from outrider.server.schemas import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, StreamOptions, TokenizeBody
+from outrider.server.schemas import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    StreamOptions,
+    TokenizeBody,
+)
 from outrider.server.translate import checked_ids, completion_params, jobs_of, prompts_of
 
 openai_routes = APIRouter(prefix="/v1")
@@ -57,11 +64,11 @@ async def completions(request: Request, body: CompletionBody) -> Response:
         CompletionChoice(
             index,
             backend.tokenizer,
-            Tally(len(prompt)),
+            Tally(len(job.prompt_token_ids)),
             wants_logprobs=params.logprobs is not None,
             shows_all=_shows_all(body),
         )
-        for index, (prompt, _) in enumerate(jobs)
+        for index, job in enumerate(jobs)
     ]
     exchange = _exchange(request, body, backend, choices, params, "text_completion")
     return await exchange.respond(jobs, stream=bool(body.stream))
@@ -72,7 +79,7 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
     """Answer a chat."""
     backend = _backend(request, body.model)
     chat = await asyncio.to_thread(prepare_chat, body, request.app.state.readiness.template, backend.tokenizer)
-    jobs = jobs_of([chat.prompt_token_ids], chat.params, body.n or 1)
+    jobs = jobs_of([chat.prompt_token_ids], chat.params, body.n or 1, boundaries=chat.boundaries)
     choices = [
         ChatChoice(
             index,

@@ -101,11 +101,15 @@ def checked_ids(token_ids: list[int], tokenizer: Tokenizer, param: str) -> list[
     return token_ids
 
 
-def jobs_of(prompts: Sequence[Sequence[int]], params: SamplingParams, num_choices: int) -> list[Job]:
+def jobs_of(
+    prompts: Sequence[Sequence[int]], params: SamplingParams, num_choices: int, *, boundaries: Sequence[int] = ()
+) -> list[Job]:
     """Every prompt so many times, one after the other; choice i of a seeded request has seed + i."""
     if num_choices * len(prompts) > MAX_PROMPTS:
         raise Fault(400, f"n × prompts is {num_choices * len(prompts)}; the most is {MAX_PROMPTS}.", param="n")
-    return [(prompt, _choice_params(params, choice)) for prompt in prompts for choice in range(num_choices)]
+    return [
+        Job(prompt, _choice_params(params, choice), boundaries) for prompt in prompts for choice in range(num_choices)
+    ]
 
 
 def _choice_params(params: SamplingParams, choice: int) -> SamplingParams:
