@@ -58,6 +58,8 @@ def test_values_that_mean_something_are_taken(values: dict[str, Any]) -> None:
         ("stop_strings", ("",)),
         ("stop_strings", tuple("ab" * MAX_STOP_STRINGS)),
         ("stop_token_ids", (-1,)),
+        ("shown_token_ids", (-1,)),
+        ("shown_token_ids", 5),
         ("stop_strings", None),
         ("stop_strings", 5),
         ("stop_token_ids", None),

@@ -57,12 +57,14 @@ class SamplingParams:
     """Taken off a token's logit once for each time it was generated before."""
     repetition_penalty: float = 1.0
     """Logits of tokens in prompt or answer are divided by it where positive, multiplied where negative; 1 is none."""
+    shown_token_ids: tuple[int, ...] = ()
+    """Control tokens that are spelled out in the text, for a reader who parses it; the others are left out."""
     logprobs: int | None = None
     """Report the chosen token's raw log-probability and that of so many likeliest tokens; None reports nothing."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot mean anything, naming the field."""
-        for name in ("stop_strings", "stop_token_ids", "bad_words", "allowed_token_ids"):
+        for name in ("stop_strings", "stop_token_ids", "shown_token_ids", "bad_words", "allowed_token_ids"):
             value = getattr(self, name)
             if name == "allowed_token_ids" and value is None:
                 continue
@@ -85,6 +87,8 @@ class SamplingParams:
             raise RequestError("stop_strings holds an entry that is empty or not a string; remove it.")
         for token_id in self.stop_token_ids:
             _check_integer("stop_token_ids", token_id, low=0)
+        for token_id in self.shown_token_ids:
+            _check_integer("shown_token_ids", token_id, low=0)
         self._check_adjustments()
 
     def _check_adjustments(self) -> None:

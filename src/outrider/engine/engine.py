@@ -175,7 +175,7 @@ class Engine:
             draft_length=self._draft_length(params),
             num_tokens_left=num_tokens_left,
             stop_token_ids=stop_token_ids,
-            decoder=IncrementalDecoder(self.tokenizer) if self.tokenizer else None,
+            decoder=IncrementalDecoder(self.tokenizer, shown_ids=params.shown_token_ids) if self.tokenizer else None,
             adjustments=make_adjustments(
                 params,
                 prompt,
