@@ -69,7 +69,13 @@ def browse(url: str, profile: Path) -> Iterator[Page]:
     """A page in a browser of its own."""
     for_browser, commands = os.pipe()
     answers, from_browser = os.pipe()
-    arguments = ["--headless", "--disable-gpu", "--no-first-run", "--window-size=1100,920", f"--user-data-dir={profile}"]
+    arguments = [
+        "--headless",
+        "--disable-gpu",
+        "--no-first-run",
+        "--window-size=1100,920",
+        f"--user-data-dir={profile}",
+    ]
     arguments += ["--no-sandbox"] if os.geteuid() == 0 else []
     # the browser reads its fixed descriptor 3 and writes 4; the shell puts ours there
     shell = f'exec "$0" "$@" 3</dev/fd/{for_browser} 4>/dev/fd/{from_browser}'

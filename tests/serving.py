@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -95,7 +96,7 @@ def cut_scripts(text: str, *, num_random: int, seed: int = 0, ends_turn: bool = 
 def script_of_cut(token_ids: Sequence[int], cut: Sequence[int], **options: Any) -> Script:
     """Token ids as blocks that part at the places of a cut."""
     edges = [0, *cut, len(token_ids)]
-    blocks = [tuple(token_ids[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
+    blocks = [tuple(token_ids[start:end]) for start, end in pairwise(edges)]
     return Script(tuple(Step(block, len(block) - 1, len(block)) for block in blocks), **options)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.backends.scripted import Script, Step
 from outrider.errors import OverloadedError
-from tests.serving import MODEL, Served, eventually, events, serve
+from tests.serving import MODEL, Served, events, eventually, serve
 
 SCRIPTS = {
     "endless": Script((Step((97,), delay_s=0.002),), repeats=True),
