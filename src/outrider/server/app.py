@@ -21,7 +21,7 @@ from outrider.errors import ConfigError, OutriderError
 from outrider.server.chat import ChatTemplate, find_template
 from outrider.server.faults import Fault, fault_of, fault_of_validation
 from outrider.server.generation import ClientGoneError
-from outrider.server.guards import BodyLimit, KeyGuard
+from outrider.server.guards import BodyLimit, BugGuard, KeyGuard
 from outrider.server.metrics import ServerMetrics
 from outrider.server.readiness import Readiness
 from outrider.server.routes import openai_routes, text_routes
@@ -89,6 +89,7 @@ def create_app(
     app.include_router(text_routes)
     _add_status_routes(app)
     _add_fault_handlers(app)
+    app.add_middleware(BugGuard)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     if config.api_key is not None:
         app.add_middleware(KeyGuard, api_key=config.api_key)
@@ -146,10 +147,6 @@ def _add_fault_handlers(app: FastAPI) -> None:
     @app.exception_handler(ClientGoneError)
     def on_gone(_: Request, __: ClientGoneError) -> Response:
         return Response(status_code=CLIENT_GONE)
-
-    @app.exception_handler(Exception)
-    def on_bug(_: Request, error: Exception) -> Response:
-        return _answer(Fault(500, f"A fault of the server: {type(error).__name__}. Its log says more."))
 
 
 def _answer(fault: Fault) -> Response:

@@ -38,6 +38,11 @@ def fault_of(error: OutriderError) -> Fault:
     return Fault(400 if isinstance(error, RequestError) else 500, str(error))
 
 
+def fault_of_bug(error: Exception) -> Fault:
+    """The answer to what should not have happened; details go to the log, not to the client."""
+    return Fault(500, f"A fault of the server: {type(error).__name__}. Its log says more.", code="bug")
+
+
 def fault_of_validation(error: RequestValidationError) -> Fault:
     """The first field that is wrong, named as a path: `stop.0: Input should be a valid string`."""
     first = error.errors()[0]

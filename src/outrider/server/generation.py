@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,10 +14,12 @@ from starlette.types import Receive, Scope, Send
 
 from outrider.errors import OutriderError
 from outrider.server.answers import Answers, Job
-from outrider.server.faults import Fault, fault_of
+from outrider.server.faults import Fault, fault_of, fault_of_bug
 from outrider.server.replies import DONE, Choice, Envelope, check_chunk, draft_marks, event
 from outrider.server.schemas import StreamOptions
 from outrider.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -90,6 +93,9 @@ class Exchange:
             yield event(fault.body())
         except OutriderError as error:
             yield event(fault_of(error).body())
+        except Exception as error:
+            logger.exception("A stream met a bug.")
+            yield event(fault_of_bug(error).body())
 
 
 class _AnswerStream(StreamingResponse):

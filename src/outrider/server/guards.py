@@ -1,14 +1,17 @@
-"""What is refused before an endpoint sees it: bodies that are too long, callers without the key."""
+"""Around the endpoints: bodies that are too long, callers without the key, and what no endpoint caught."""
 
 from __future__ import annotations
 
 import hmac
+import logging
 
 from fastapi import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.server.faults import Fault
+from outrider.server.faults import Fault, fault_of_bug
+
+logger = logging.getLogger(__name__)
 
 OPEN_PATHS = ("/health", "/")  # and what the playground is made of
 STATIC_PATH = "/static/"
@@ -59,6 +62,31 @@ class KeyGuard:
     @staticmethod
     def _is_open(path: str) -> bool:
         return path in OPEN_PATHS or path.startswith(STATIC_PATH)
+
+
+class BugGuard:
+    """ASGI middleware that answers whatever nobody caught, a bug, with 500, and logs it; a begun answer is cut off."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        has_begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except Exception as error:
+            if has_begun or scope["type"] != "http":
+                raise
+            logger.exception("A request met a bug.")
+            fault = fault_of_bug(error)
+            await JSONResponse(fault.body(), fault.status)(scope, receive, send)
 
 
 def _declared_bytes(scope: Scope) -> int:
