@@ -14,6 +14,7 @@ from outrider.core import Chunk, SamplingParams
 from outrider.engine.adjustments import make_adjustments
 from outrider.engine.batch import CycleBatch
 from outrider.engine.cycle import CycleResult, accept, run_cycle
+from outrider.engine.grammar import make_constraint
 from outrider.engine.proposer import Proposer
 from outrider.engine.rejection import ACCEPTANCE_RULES, point_mass_block
 from outrider.engine.state import RequestState
@@ -138,6 +139,7 @@ class Engine:
                 tokenizer=self.tokenizer,
                 device=self.target.device,
             ),
+            constraint=make_constraint(params, self.tokenizer, self.target.config.vocab_size, stop_token_ids),
         )
         self.num_added += 1
         self.waiting.append(request)
@@ -256,7 +258,7 @@ class Engine:
             rows_per_pass=self.config.rows_per_pass,
             acceptance=self.config.acceptance,
         )
-        return self._emit(batch, result)
+        return self._emit(result.batch, result)
 
     def _emit(self, batch: CycleBatch, result: CycleResult) -> list[Chunk]:
         """The one read-back of a cycle: tokens to requests, in order."""
