@@ -64,6 +64,11 @@ class Tokenizer:
         token_id: int | None = self._backend.token_to_id(spelling)
         return token_id
 
+    def spellings(self) -> list[str]:
+        """Every token as the vocabulary spells it, by id: "▁" for a space, "<0x0A>" for a byte; gaps are empty."""
+        by_id = {token_id: spelling for spelling, token_id in self._backend.get_vocab(with_added_tokens=True).items()}
+        return [by_id.get(token_id, "") for token_id in range(max(by_id) + 1)]
+
     def token_text(self, token_id: int) -> str:
         """How to show one token by itself: its text, or its spelling for control tokens and for parts of characters."""
         spelling: str | None = self._backend.id_to_token(token_id)

@@ -9,26 +9,15 @@ import itertools
 import random
 
 import pytest
-from tokenizers import Tokenizer as JsonTokenizer
-from tokenizers import decoders
-from tokenizers.models import BPE
 
 from outrider.core import SamplingParams
 from outrider.engine.state import RequestState
-from outrider.tokenizer import IncrementalDecoder, Tokenizer
+from outrider.tokenizer import IncrementalDecoder
+from tests.byte_tokenizer import byte_tokenizer
 
 TEXT = "aé삼🙂🙂z"
 BYTES = list(TEXT.encode())
 NUM_CUTS = 300
-
-
-def make_tokenizer() -> Tokenizer:
-    """F6 with a real tokenizer: ids 0-255 are bytes, then the control tokens."""
-    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"<bos>": 256, "<eos>": 257}
-    backend = JsonTokenizer(BPE(vocab, [], byte_fallback=True))
-    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    backend.add_special_tokens(["<bos>", "<eos>"])
-    return Tokenizer(backend, bos_id=256, eos_ids=[257])
 
 
 def cuts() -> list[list[list[int]]]:
@@ -44,7 +33,7 @@ def cuts() -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("shown_ids", [(), (257,)])
 def test_t034_pieces_are_whole_characters(shown_ids: tuple[int, ...]) -> None:
-    tokenizer = make_tokenizer()
+    tokenizer = byte_tokenizer()
     for blocks in cuts():
         decoder = IncrementalDecoder(tokenizer, shown_ids=shown_ids)
         request = RequestState(

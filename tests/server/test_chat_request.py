@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from outrider.backends.scripted import byte_tokenizer
+from outrider.core import Grammar
 from outrider.errors import RequestError
 from outrider.server.chat import GEMMA4, PLAIN
 from outrider.server.chat_request import PreparedChat, prepare_chat, wants_thinking
+from outrider.server.faults import Fault
 from outrider.server.schemas import ChatBody
 
 TOKENIZER = byte_tokenizer()
@@ -75,3 +77,39 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
     tool = {"type": "function", "function": {"name": "get", "parameters": schema}}
     with pytest.raises(RequestError, match="nested too deeply"):
         prepare_chat(ChatBody.model_construct(messages=[USER], tools=[tool]), GEMMA4, TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Grammar("json_object")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
+            Grammar("json_schema", '{"type": "object"}'),
+        ),
+        ({"structured_outputs": {"json": {"type": "array"}}}, Grammar("json_schema", '{"type": "array"}')),
+        ({"structured_outputs": {"json": '{"type": "null"}'}}, Grammar("json_schema", '{"type": "null"}')),
+        ({"structured_outputs": {"regex": "a+"}}, Grammar("regex", "a+")),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Grammar("ebnf", 'root ::= "a"')),
+    ],
+)
+def test_the_form_of_an_answer_is_a_grammar(fields: dict[str, Any], grammar: Grammar | None) -> None:
+    assert prepare(**fields).params.grammar == grammar
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        {"structured_outputs": {"regex": "a", "grammar": "b"}},
+        {"tool_choice": "required", "tools": [TOOL]},
+        {"tool_choice": {"type": "function", "function": {"name": "get"}}, "tools": [TOOL]},
+    ],
+)
+def test_a_form_that_cannot_be_had_is_named(fields: dict[str, Any]) -> None:
+    with pytest.raises(Fault) as refused:
+        prepare(**fields)
+    assert refused.value.param in fields

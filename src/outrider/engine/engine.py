@@ -16,6 +16,7 @@ from outrider.engine.batch import CycleBatch
 from outrider.engine.cache_space import CacheSpace, SeatSpace
 from outrider.engine.cycle import CycleResult, run_cycle
 from outrider.engine.draft_length import plan_draft_lengths
+from outrider.engine.grammar import make_constraint
 from outrider.engine.prefill import first_token, num_chunk_rows, prefill_chunk
 from outrider.engine.proposer import Proposer
 from outrider.engine.rejection import ACCEPTANCE_RULES
@@ -184,6 +185,7 @@ class Engine:
                 tokenizer=self.tokenizer,
                 device=self.target.device,
             ),
+            constraint=make_constraint(params, self.tokenizer, self.target.config.vocab_size, stop_token_ids),
         )
         self.num_added += 1
         return request
@@ -276,7 +278,7 @@ class Engine:
             rows_per_pass=self.config.rows_per_pass,
             acceptance=self.config.acceptance,
         )
-        return self._emit(requests, batch, result)
+        return self._emit(requests, result.batch, result)
 
     def _give_up_drafting(self, fault: DrafterFault) -> None:
         """Plain decoding from here on. What the failed pass wrote is written again by the next one."""

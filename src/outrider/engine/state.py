@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.core import AcceptanceStats, Chunk, SamplingParams, TokenLogprobs
 from outrider.engine.adjustments import Adjustments
+from outrider.engine.grammar import Constraint
 from outrider.models.attention import GivenRows
 from outrider.tokenizer import IncrementalDecoder
 
@@ -28,6 +29,7 @@ class RequestState:
     stop_token_ids: frozenset[int]
     decoder: IncrementalDecoder | None
     adjustments: Adjustments | None = None
+    constraint: Constraint | None = None
     given: GivenRows | None = None  # embeddings that prompt rows bring, on the target's device
     boundaries: tuple[int, ...] = ()  # prompt tokens after which other requests are likely to go on differently
     seat: int = -1  # -1 while it waits
@@ -72,11 +74,16 @@ class RequestState:
         """Take tokens in order until one ends the request; the earliest event wins, and a stop beats the limit.
 
         A stop token counts as emitted and is in token_ids; neither its text nor a stop string is in the text.
-        `logprobs` has one entry for each token, or none at all.
+        `logprobs` has one entry for each token, or none at all. A token that the grammar refuses is not taken: the
+        grammar had no way to go on, and the request ends with "error".
         """
         taken: list[int] = []
         shown = ""
         for token_id in token_ids:
+            if self.constraint is not None and not self.constraint.advance(token_id):
+                self.finish_reason = "error"
+                shown += self._flush_text()
+                break
             taken.append(token_id)
             self.output_token_ids.append(token_id)
             self.num_tokens_left -= 1

@@ -17,11 +17,12 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class ThoughtCounter:
-    """Counts the tokens of thoughts by their ids, markers left out: however a stream is cut, the count is the same."""
+    """Counts tokens of thoughts by id, without markers and end: however a stream is cut, the count is the same."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: str, *, enable_thinking: bool) -> None:
         """`prompt` is the rendered chat, which may have opened a thought already."""
         self._open_id, self._close_id = tokenizer.id_of(CHANNEL), tokenizer.id_of(CHANNEL_END)
+        self._end_ids = tokenizer.eos_ids
         closed_early = enable_thinking and prompt.endswith(CHANNEL_END)
         self._is_inside = _OPEN_THOUGHT.search(prompt) is not None or closed_early
 
@@ -31,7 +32,7 @@ class ThoughtCounter:
         for token_id in token_ids:
             if token_id in (self._open_id, self._close_id):
                 self._is_inside = token_id == self._open_id
-            else:
+            elif token_id not in self._end_ids:
                 num_inside += self._is_inside
         return num_inside
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.core import SamplingParams
+from outrider.core import Grammar, SamplingParams
 from outrider.errors import RequestError
 from outrider.server.chat import ChatTemplate
 from outrider.server.chat_replies import ThoughtCounter
+from outrider.server.faults import Fault
 from outrider.server.messages import Rendered, Tool, read_tools
 from outrider.server.parser import ChatParser
-from outrider.server.schemas import ChatBody
+from outrider.server.schemas import ChatBody, StructuredOutputs
 from outrider.server.translate import chat_params
 from outrider.tokenizer import Tokenizer
 
@@ -46,9 +48,11 @@ def prepare_chat(body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer) -
     enable_thinking = wants_thinking(body)
     tools = body.tools if body.tool_choice != "none" else None
     rendered = render(template, body.messages, tools, enable_thinking=enable_thinking)
+    check_tool_choice(body)
     params = chat_params(body)
     params = replace(
         params,
+        grammar=grammar_of(body),
         shown_token_ids=template.shown_token_ids(tokenizer),
         stop_token_ids=(*params.stop_token_ids, *(() if params.ignore_eos else template.stop_token_ids(tokenizer))),
         stop_strings=(*params.stop_strings, *template.stop_strings),
@@ -80,6 +84,34 @@ def render(
         return template.render_chat(messages, tools, enable_thinking=enable_thinking)
     except RecursionError:
         raise RequestError("messages or tools are nested too deeply. Make them flatter.") from None
+
+
+def check_tool_choice(body: ChatBody) -> None:
+    """Calls may be allowed or ruled out, but not forced."""
+    if body.tool_choice not in (None, "auto", "none"):
+        raise Fault(400, "tool_choice is neither 'auto' nor 'none'; calls cannot be forced here.", param="tool_choice")
+
+
+def grammar_of(body: ChatBody) -> Grammar | None:
+    """What response_format, or else vLLM's structured_outputs, wants the answer to match."""
+    wanted = body.response_format
+    if wanted is not None and wanted.type == "json_object":
+        return Grammar("json_object")
+    if wanted is not None and wanted.type == "json_schema":
+        if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+            raise Fault(400, "response_format.json_schema has no schema; give one.", param="response_format")
+        return Grammar("json_schema", json.dumps(wanted.json_schema.schema_))
+    outputs = body.structured_outputs or StructuredOutputs()
+    schema = json.dumps(outputs.json_) if isinstance(outputs.json_, dict) else outputs.json_
+    found = {
+        "json_schema": schema,
+        "regex": outputs.regex,
+        "ebnf": outputs.grammar,
+    }
+    given = [Grammar(kind, text) for kind, text in found.items() if text is not None]
+    if len(given) > 1:
+        raise Fault(400, "structured_outputs has several grammars; give one.", param="structured_outputs")
+    return given[0] if given else None
 
 
 def wants_thinking(body: ChatBody) -> bool:
