@@ -37,18 +37,8 @@ def test_it_listens_here_only_unless_told(ran: dict[str, Any], monkeypatch: pyte
     assert run(monkeypatch) == 0
     assert (ran["host"], ran["port"], ran["drain_s"]) == ("127.0.0.1", 8000, 30.0)
     assert ran["app"].state.names == ("gemma-3-270m",)
-    options = [
-        "--host",
-        "0.0.0.0",
-        "--port",
-        "9",
-        "--drain-s",
-        "2",
-        "--served-model-name",
-        "a",
-        "--served-model-name",
-        "b",
-    ]
+    options = ["--host", "0.0.0.0", "--port", "9", "--drain-s", "2"]
+    options += ["--served-model-name", "a", "--served-model-name", "b"]
     assert run(monkeypatch, *options) == 0
     assert (ran["host"], ran["port"], ran["drain_s"]) == ("0.0.0.0", 9, 2.0)
     assert ran["app"].state.names == ("a", "b")
@@ -108,8 +98,8 @@ def test_the_doors_open_after_the_self_test(monkeypatch: pytest.MonkeyPatch) -> 
     readiness, backend = begin(monkeypatch, self_tests.SelfTest("ready", AcceptanceStats()))
     assert readiness.backend is backend
     assert readiness.template.name == "gemma4"
+    low = self_tests.SelfTest("acceptance-low", AcceptanceStats(), ("another target",))
     with pytest.warns(UserWarning, match="another target"):
-        low = self_tests.SelfTest("acceptance-low", AcceptanceStats(), ("another target",))
         readiness, _ = begin(monkeypatch, low)
     assert readiness.reasons == ("another target",)
 
