@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from outrider.backends.scripted import Script
 from tests.serving import Served, serve
 
+MESSAGES = [{"role": "user", "content": "hi"}]
 ANSWER = "<|channel>thought\nx<channel|>Hello 🙂"
 
 
@@ -32,9 +33,11 @@ def fuzz(served: Served, num_examples: int) -> Counter[tuple[str, int]]:
 
     @settings(max_examples=num_examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(st.one_of([operation.as_strategy(mode) for operation in posts for mode in modes]), st.booleans())
-    def send(case: schemathesis.Case, keeps_model: bool) -> None:
-        if isinstance(case.body, dict) and not keeps_model:
-            case.body.pop("model", None)  # a random name is always a 404, which says little
+    def send(case: schemathesis.Case, is_mended: bool) -> None:
+        if isinstance(case.body, dict) and is_mended:  # what is random there is always refused, which says little
+            case.body.pop("model", None)
+            if "messages" in case.body:
+                case.body["messages"] = MESSAGES
         response = case.call(base_url=served.url)
         statuses[case.path, response.status_code] += 1
         assert response.status_code < 500, response.text

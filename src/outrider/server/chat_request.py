@@ -101,7 +101,7 @@ def grammar_of(body: ChatBody) -> Grammar | None:
         if wanted.json_schema is None or wanted.json_schema.schema_ is None:
             raise Fault(400, "response_format.json_schema has no schema; give one.", param="response_format")
         return Grammar("json_schema", json.dumps(wanted.json_schema.schema_))
-    outputs = body.structured_outputs or StructuredOutputs()
+    outputs = body.structured_outputs or StructuredOutputs.model_validate({})
     schema = json.dumps(outputs.json_) if isinstance(outputs.json_, dict) else outputs.json_
     found = {
         "json_schema": schema,

@@ -90,7 +90,7 @@ class ResponseFormat(Body):
 class StructuredOutputs(Body):
     """vLLM's field for grammars beyond JSON; give one of them."""
 
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: str | None = None
     grammar: str | None = None
 
