@@ -52,5 +52,5 @@ $(VENV)/.setup-stamp: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev-stamp: $(VENV)/.setup-stamp
-	$(PIP) --editable ".[demo,train,dev]"
+	$(PIP) --editable ".[demo,server,train,dev]"
 	@touch $@
