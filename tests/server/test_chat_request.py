@@ -38,6 +38,16 @@ def test_a_chat_is_rendered_and_stops_at_turns() -> None:
     assert plain.params.shown_token_ids == ()
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get"}}])
+def test_a_call_can_be_forced(choice: Any) -> None:
+    chat = prepare(tools=[TOOL], tool_choice=choice, reasoning_effort="high")
+    assert chat.params.grammar is not None
+    assert chat.params.grammar.kind == "structural_tag"
+    assert not chat.enable_thinking
+    with pytest.raises(RequestError, match="tool_choice"):
+        prepare(tool_choice=choice)
+
+
 def test_tools_are_shown_unless_none_may_be_called() -> None:
     assert "get" in prepare(tools=[TOOL]).rendered.text
     assert "get" not in prepare(tools=[TOOL], tool_choice="none").rendered.text
@@ -105,8 +115,6 @@ def test_the_form_of_an_answer_is_a_grammar(fields: dict[str, Any], grammar: Gra
         {"response_format": {"type": "json_schema"}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
         {"structured_outputs": {"regex": "a", "grammar": "b"}},
-        {"tool_choice": "required", "tools": [TOOL]},
-        {"tool_choice": {"type": "function", "function": {"name": "get"}}, "tools": [TOOL]},
     ],
 )
 def test_a_form_that_cannot_be_had_is_named(fields: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from outrider.server.faults import Fault
 from outrider.server.messages import Rendered, Tool, read_tools
 from outrider.server.parser import ChatParser
 from outrider.server.schemas import ChatBody, StructuredOutputs
+from outrider.server.tool_choice import read_tool_choice
 from outrider.server.translate import chat_params
 from outrider.tokenizer import Tokenizer
 
@@ -46,20 +47,24 @@ class PreparedChat:
 def prepare_chat(body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer) -> PreparedChat:
     """Check, render and tokenise a chat; RequestError names what is wrong with it."""
     enable_thinking = wants_thinking(body)
-    tools = body.tools if body.tool_choice != "none" else None
+    choice = read_tool_choice(
+        body.tool_choice, read_tools(body.tools), template, parallel_tool_calls=body.parallel_tool_calls is not False
+    )
+    if choice.grammar is not None:
+        enable_thinking = False  # a forced call is the whole answer
+    tools = body.tools if choice.tools else None
     rendered = render(template, body.messages, tools, enable_thinking=enable_thinking)
-    check_tool_choice(body)
     params = chat_params(body)
     params = replace(
         params,
-        grammar=grammar_of(body),
+        grammar=choice.grammar or grammar_of(body),
         shown_token_ids=template.shown_token_ids(tokenizer),
         stop_token_ids=(*params.stop_token_ids, *(() if params.ignore_eos else template.stop_token_ids(tokenizer))),
         stop_strings=(*params.stop_strings, *template.stop_strings),
     )
     token_ids = tokenizer.encode(rendered.text)
     boundaries = token_boundaries(rendered, token_ids, tokenizer)
-    return PreparedChat(template, rendered, token_ids, boundaries, params, read_tools(tools), enable_thinking)
+    return PreparedChat(template, rendered, token_ids, boundaries, params, choice.tools, enable_thinking)
 
 
 def token_boundaries(rendered: Rendered, token_ids: Sequence[int], tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -84,12 +89,6 @@ def render(
         return template.render_chat(messages, tools, enable_thinking=enable_thinking)
     except RecursionError:
         raise RequestError("messages or tools are nested too deeply. Make them flatter.") from None
-
-
-def check_tool_choice(body: ChatBody) -> None:
-    """Calls may be allowed or ruled out, but not forced."""
-    if body.tool_choice not in (None, "auto", "none"):
-        raise Fault(400, "tool_choice is neither 'auto' nor 'none'; calls cannot be forced here.", param="tool_choice")
 
 
 def grammar_of(body: ChatBody) -> Grammar | None:
