@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +47,11 @@ class PreparedChat:
 
 def prepare_chat(body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer) -> PreparedChat:
     """Check, render and tokenise a chat; RequestError names what is wrong with it."""
+    with _readable_depth():
+        return _prepare(body, template, tokenizer)
+
+
+def _prepare(body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer) -> PreparedChat:
     enable_thinking = wants_thinking(body)
     choice = read_tool_choice(
         body.tool_choice, read_tools(body.tools), template, parallel_tool_calls=body.parallel_tool_calls is not False
@@ -53,7 +59,7 @@ def prepare_chat(body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer) -
     if choice.grammar is not None:
         enable_thinking = False  # a forced call is the whole answer
     tools = body.tools if choice.tools else None
-    rendered = render(template, body.messages, tools, enable_thinking=enable_thinking)
+    rendered = template.render_chat(body.messages, tools, enable_thinking=enable_thinking)
     params = chat_params(body)
     params = replace(
         params,
@@ -84,9 +90,16 @@ def render(
     *,
     enable_thinking: bool,
 ) -> Rendered:
-    """The prompt of a chat; what is nested too deeply to be read is refused like all that is malformed."""
-    try:
+    """The prompt of a chat alone."""
+    with _readable_depth():
         return template.render_chat(messages, tools, enable_thinking=enable_thinking)
+
+
+@contextmanager
+def _readable_depth() -> Iterator[None]:
+    """What is nested too deeply to be read is refused like all that is malformed."""
+    try:
+        yield
     except RecursionError:
         raise RequestError("messages or tools are nested too deeply. Make them flatter.") from None
 
