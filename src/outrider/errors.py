@@ -40,6 +40,10 @@ class EngineFault(OutriderError):
     exit_code = 1
 
 
+class DrafterFault(EngineFault):
+    """The drafter failed. The target can go on alone, since drafts decide nothing but speed."""
+
+
 class OverloadedError(OutriderError):
     """There is no room for another request now; trying again later may work."""
 

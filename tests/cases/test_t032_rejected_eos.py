@@ -39,7 +39,7 @@ def test_t032_only_verified_tokens_end_a_request(index: int) -> None:
     for num_rounds in range(4):  # two prefills, then an end token proposed in two rounds running
         engine.step()
         assert request.finish_reason is None
-        assert engine.running[0] is request
+        assert engine.scheduler.running[0] is request
         assert len(proposer.asked) == max(0, num_rounds - 1)
     while engine.has_work:
         engine.step()

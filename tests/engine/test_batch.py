@@ -34,7 +34,7 @@ def batch() -> CycleBatch:
         make_request(0, (1,), [41, 42], 0),
         make_request(5, (9, 9), [43, 44, 45], 1),
     ]
-    return CycleBatch.of(requests, CPU)
+    return CycleBatch.of(requests, [2, 0, 1], CPU)
 
 
 def test_a_batch_says_where_every_request_stands(batch: CycleBatch) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.cpu import MAX_RECORDED_ROWS, CpuKernels
+from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import RECORDED_FUNCTIONS
 from outrider.weights.packed import quantize_int8
 
@@ -27,7 +28,8 @@ class Layer:
         self.norm, self.head_norm = torch.rand(SIZE, generator=generator), torch.rand(HEAD, generator=generator)
         self.angles = torch.rand(40, HEAD // 2, generator=generator)
         self.cos, self.sin = self.angles.cos(), self.angles.sin()
-        self.cache_k, self.cache_v = torch.zeros(2, 40, 4, HEAD), torch.zeros(2, 40, 4, HEAD)
+        table = torch.tensor([[-1] * 5, [7, 2, 3, 0, 5]], dtype=torch.int32)
+        self.cache = LayerCache(*torch.zeros(2, 9, 4, 4, HEAD), table)
         self.recordings: dict[Hashable, Any] = {}
 
     def body(self, hidden: Tensor, seats: Tensor, positions: Tensor, spans: Tensor) -> list[Tensor]:
@@ -36,8 +38,8 @@ class Layer:
         normed = kernels.rms_norm(hidden, self.norm, eps=1e-6)
         queries, keys, values = (out.view(len(hidden), 4, HEAD) for out in kernels.linears(normed, (q, k, v)))
         keys = kernels.head_norm_rope(keys, self.head_norm, self.cos, self.sin, positions, eps=1e-6)
-        kernels.write_cache(self.cache_k, self.cache_v, keys, values, seats, positions)
-        attended = kernels.attention(queries, self.cache_k, self.cache_v, spans, scale=0.25)
+        kernels.write_cache(self.cache, keys, values, seats, positions)
+        attended = kernels.attention(queries, self.cache, spans, scale=0.25)
         hidden = kernels.rms_norm_add(attended.view(len(hidden), SIZE), self.norm, hidden, eps=1e-6)
         gated = kernels.gated_linear(hidden, gate, up, activation="silu")
         gated = kernels.gated(gated, normed, activation="gelu_tanh")
@@ -62,9 +64,19 @@ def test_replays_equal_the_calls_themselves(cpu_kernels: CpuKernels) -> None:
         outputs, expected = recorded.run(step), plain.body(*plain.inputs(step))
         for out, exact in zip(outputs, expected, strict=True):
             assert torch.equal(out, exact), step
-    assert torch.equal(recorded.cache_k, plain.cache_k)
+    assert torch.equal(recorded.cache.keys, plain.cache.keys)
     (recording,) = recorded.recordings.values()
     assert {RECORDED_FUNCTIONS[call.function] for call in recording.calls} == set(RECORDED_FUNCTIONS)
+
+
+def test_replays_follow_a_page_table_that_changes(cpu_kernels: CpuKernels) -> None:
+    recorded, plain = Layer(cpu_kernels), Layer(cpu_kernels)
+    for step, page in enumerate((7, 1, 1, 8)):
+        for layer in (recorded, plain):
+            layer.cache.table[1, 0] = page
+        assert torch.equal(recorded.run(step)[0], plain.body(*plain.inputs(step))[0]), step
+    assert torch.equal(recorded.cache.keys, plain.cache.keys)
+    assert recorded.cache.keys[[7, 1]].flatten(1).any(dim=1).all()
 
 
 def test_results_belong_to_the_caller(cpu_kernels: CpuKernels) -> None:

@@ -63,8 +63,21 @@ class ServingBackend(Protocol):
     """Of the kind of backend: "local", "scripted"."""
     model: str
     """Of the target, as clients name it."""
-    context_length: int
-    tokenizer: Tokenizer
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and answer together."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's."""
+        ...
+
+    @property
+    def fault(self) -> str | None:
+        """What broke the backend for good; None while it is healthy."""
+        ...
 
     def start(self) -> None:
         """Begin to work; a failure to boot is raised here, naming the setting."""
@@ -74,8 +87,18 @@ class ServingBackend(Protocol):
         """Take no more requests, finish running ones for at most `drain_s` seconds, abort the rest, end the thread."""
         ...
 
-    def submit(self, prompt_token_ids: Sequence[int], params: SamplingParams, on_chunk: Callable[[Chunk], None]) -> int:
-        """Queue a request, return its index. RequestError if it can never run, OverloadedError if the queue is full."""
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        on_chunk: Callable[[Chunk], None],
+        *,
+        boundaries: Sequence[int] = (),
+    ) -> int:
+        """Queue a request, return its index. RequestError if it can never run, OverloadedError if the queue is full.
+
+        `boundaries` are numbers of prompt tokens (ends of turns) at which later prompts may go on differently.
+        """
         ...
 
     def cancel(self, request_index: int) -> None:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # As `replay` in cpu.c numbers them.
 RECORDED_FUNCTIONS = ("linears", "gated_linear", "rms_norm", "head_norm_rope", "write_cache", "attention", "gated")
-MAX_ARGUMENTS = 13
+MAX_ARGUMENTS = 15
 
 Body = Callable[..., list[Tensor]]
 
