@@ -78,20 +78,13 @@ def plan_pages(
     the other seats where layers see everything, to two kept windows a seat where they do not. Without a budget it is
     just that much; a larger one keeps more. `max_cached_bytes` bounds what is kept for later prompts; 0 keeps nothing.
     """
-    context_pages = -(-context_length // page_size)
-    drafts: list[tuple[str, int | None, int, int, int, int]] = []
-    for owner, layers in (("target", target_layers), ("drafter", drafter_layers)):
-        for window in windows_of(layers):
-            page_bytes = page_size * _position_bytes(layers, window, dtype)
-            width = _width(window, max_rows=max_rows, page_size=page_size, context_pages=context_pages)
-            if window is None:
-                least, wished = context_pages, (num_seats - 1) * context_pages
-            else:
-                kept = min(context_pages, -(-(window + WINDOW_SLACK_TOKENS) // page_size))
-                least, wished = num_seats * width, 2 * num_seats * kept
-            drafts.append((owner, window, page_bytes, width, least, wished))
-    least_bytes = sum(page_bytes * least for _, _, page_bytes, _, least, _ in drafts)
-    wished_bytes = sum(page_bytes * wished for _, _, page_bytes, _, _, wished in drafts)
+    demands = [
+        demand
+        for owner, layers in (("target", target_layers), ("drafter", drafter_layers))
+        for demand in _demands(owner, layers, num_seats, context_length, max_rows, dtype, page_size)
+    ]
+    least_bytes = sum(demand.page_bytes * demand.num_least for demand in demands)
+    wished_bytes = sum(demand.page_bytes * demand.num_wished for demand in demands)
     budget = least_bytes + wished_bytes if budget_bytes is None else budget_bytes
     if budget < least_bytes:
         raise ConfigError(
@@ -101,20 +94,56 @@ def plan_pages(
         )
     share = (budget - least_bytes) / wished_bytes if wished_bytes else 0.0
     kept_share = 1.0 if max_cached_bytes is None else min(1.0, max_cached_bytes / max(budget, 1))
-    groups = []
-    for owner, window, page_bytes, width, least, wished in drafts:
-        num_pages = least + int(share * wished)
-        groups.append(
-            GroupPlan(
-                owner=owner,
-                window=window,
-                page_bytes=page_bytes,
-                width=width,
-                num_pages=num_pages,
-                max_cached_pages=int(kept_share * num_pages),
-            )
+    groups = tuple(demand.granted(share, kept_share) for demand in demands)
+    return CachePlan(page_size=page_size, num_seats=num_seats, groups=groups)
+
+
+@dataclass(frozen=True)
+class _Demand:
+    """What a group cannot do without, and what it would have besides, in pages."""
+
+    owner: str
+    window: int | None
+    page_bytes: int
+    width: int
+    num_least: int
+    num_wished: int
+
+    def granted(self, share: float, kept_share: float) -> GroupPlan:
+        """The least and a share of the wished, some share of it all for later prompts."""
+        num_pages = self.num_least + int(share * self.num_wished)
+        return GroupPlan(
+            owner=self.owner,
+            window=self.window,
+            page_bytes=self.page_bytes,
+            width=self.width,
+            num_pages=num_pages,
+            max_cached_pages=int(kept_share * num_pages),
         )
-    return CachePlan(page_size=page_size, num_seats=num_seats, groups=tuple(groups))
+
+
+def _demands(
+    owner: str,
+    layers: Sequence[LayerSpec],
+    num_seats: int,
+    context_length: int,
+    max_rows: int,
+    dtype: torch.dtype,
+    page_size: int,
+) -> list[_Demand]:
+    """One a group of a model's layers."""
+    context_pages, demands = -(-context_length // page_size), []
+    for window in windows_of(layers):
+        page_bytes = page_size * _position_bytes(layers, window, dtype)
+        if window is None:
+            width, num_least, num_wished = context_pages, context_pages, (num_seats - 1) * context_pages
+        else:
+            # One page more than a window and a pass fill, since neither needs to start at a border.
+            width = min(context_pages, -(-(window + max_rows) // page_size) + 1)
+            num_kept = min(context_pages, -(-(window + WINDOW_SLACK_TOKENS) // page_size))
+            num_least, num_wished = num_seats * width, 2 * num_seats * num_kept
+        demands.append(_Demand(owner, window, page_bytes, width, num_least, num_wished))
+    return demands
 
 
 def windows_of(layers: Sequence[LayerSpec]) -> list[int | None]:
@@ -126,13 +155,6 @@ def _position_bytes(layers: Sequence[LayerSpec], window: int | None, dtype: torc
     """Keys and values of one position in all layers of a group."""
     numbers = sum(2 * s.num_kv_heads * s.head_dim for s in layers if s.cache_source is None and s.window == window)
     return numbers * dtype.itemsize
-
-
-def _width(window: int | None, *, max_rows: int, page_size: int, context_pages: int) -> int:
-    """Pages a seat holds at most; one more than a window and a pass fill, since neither needs to start at a border."""
-    if window is None:
-        return context_pages
-    return min(context_pages, -(-(window + max_rows) // page_size) + 1)
 
 
 def _mib(num_bytes: int) -> str:
