@@ -190,13 +190,14 @@ def load(
     """
     place = resolve_device(device)
     dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
+    chosen_kernels = select_kernels(kernels, dtype=dtype, device=place)
     path = drafter_path(drafter, target=target)
     checkpoint = load_checkpoint(locate_target(target), progress=progress)
     declared = target_config(checkpoint)
     engine_config = resolve_config(config or EngineConfig(), device=place, max_positions=declared.max_positions)
     model = load_target(
         checkpoint,
-        kernels=select_kernels(kernels, dtype=dtype, device=place),
+        kernels=chosen_kernels,
         dtype=dtype,
         device=place,
         context_length=engine_config.context_length,

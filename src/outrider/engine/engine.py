@@ -20,7 +20,7 @@ from outrider.engine.prefill import first_token, num_chunk_rows, prefill_chunk
 from outrider.engine.proposer import Proposer
 from outrider.engine.rejection import ACCEPTANCE_RULES
 from outrider.engine.scheduler import Scheduler
-from outrider.engine.state import RequestState
+from outrider.engine.state import NOT_FINITE, RequestState
 from outrider.errors import ConfigError, DrafterFault, RequestError
 from outrider.models.attention import GivenRows, LayerCaches
 from outrider.models.gemma import GemmaTarget
@@ -305,6 +305,9 @@ class Engine:
                 chunks.append(self._fail(request))
                 continue
             accepted, drafted = num_accepted[i], batch.host_lengths[i]
+            if accepted < 0:
+                chunks.append(self._fail(request, "a cycle brought no token"))
+                continue
             if drafted > 0:
                 request.acceptance.record_cycle(draft_length=drafted, num_accepted_tokens=accepted)
             tokens = [*drafts[i][:accepted], targets[i]]
@@ -360,8 +363,8 @@ class Engine:
             rows_per_pass=self.config.rows_per_pass,
         )
 
-    def _fail(self, request: RequestState) -> Chunk:
-        chunk = request.fail()
+    def _fail(self, request: RequestState, error: str = NOT_FINITE) -> Chunk:
+        chunk = request.fail(error)
         self.scheduler.remove(request)
         return chunk
 
