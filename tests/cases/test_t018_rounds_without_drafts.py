@@ -50,7 +50,9 @@ class WatchedProposer(DFlashProposer):
 def test_t018_context_has_no_holes_and_no_draft_is_a_phantom(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = toy_drafter(TARGET)
     proposer = WatchedProposer(drafter, LayerCaches(fresh_caches(drafter.config.layers)))
-    monkeypatch.setattr(engine_module, "plan_draft_lengths", lambda *_, **__: [LENGTHS[proposer.num_rounds]])
+    monkeypatch.setattr(
+        engine_module, "plan_draft_lengths", lambda limits, **_: [LENGTHS[proposer.num_rounds]] * len(limits)
+    )
     engine = make_test_engine(TARGET, proposer, max_seats=1)
     request = engine.add(PROMPT, SamplingParams(max_tokens=NUM_TOKENS))
     engine.step()

@@ -6,6 +6,7 @@ Seen red: record_cycle called for rounds without drafts; the engine without its 
 from __future__ import annotations
 
 from dataclasses import astuple
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -62,5 +63,5 @@ def test_t039_counts_without_drafts_and_faults(monkeypatch: pytest.MonkeyPatch) 
     assert "no token" in (lasts[1].summary.error or "")  # type: ignore[union-attr]
     assert len(emptied) == 1
     assert len(scrapes) >= 50
-    for before, after in zip(scrapes, scrapes[1:], strict=False):
+    for before, after in pairwise(scrapes):
         assert all(one <= other for one, other in zip(counters(before), counters(after), strict=True))
