@@ -1,4 +1,4 @@
-"""Many streams at once on the embedded default: nothing lost, nothing twice, no page kept, memory level, texts as alone.
+"""Many streams at once on the embedded default: nothing lost or doubled, no page kept, memory level, texts as alone.
 
     make load
 
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import psutil
 
 import outrider
+from outrider import metrics
 from outrider.backends.serving import LocalServing
 from outrider.core import Chunk, SamplingParams
 from outrider.errors import RequestError
@@ -209,7 +210,7 @@ def main() -> int:
         "num_output_tokens": gauges.num_output_tokens,
         "num_cached_tokens": gauges.num_cached_tokens,
         "num_preemptions": gauges.num_preemptions,
-        "mean_acceptance_length": outrider.metrics.mean_acceptance_length(gauges.acceptance),
+        "mean_acceptance_length": metrics.mean_acceptance_length(gauges.acceptance),
         "seconds": round(seconds, 1),
         "output_tokens_per_s": round(gauges.num_output_tokens / seconds, 1),
         "memory_growth": round(growth, 5),

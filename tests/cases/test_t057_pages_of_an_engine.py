@@ -1,4 +1,4 @@
-"""T-057: after 300 requests that end in every way, each page is free again, with and without shared prefixes.
+"""T-057: after requests that end in every way, each page is free again, with and without shared prefixes.
 
 Seen red: Scheduler.remove without space.release for requests that wait; PagedSpace.admit keeping what it adopted where
 there was no room.
@@ -22,10 +22,10 @@ def test_t057_no_page_is_lost(num_texts: int) -> None:
     engine, kv_cache = paged_engine(toy_target(), None, context_length=40, budget_bytes=110_000, max_seats=3)
     num_free = kv_cache.num_free_pages
     open_requests: list[RequestState] = []
-    for number in range(60):
+    for number in range(24):
         text = random.Random(number % num_texts)
         prompt = [text.randrange(95) for _ in range(text.randint(1, 20))]
-        params = SamplingParams(max_tokens=rng.randint(1, 15), stop_token_ids=(rng.randrange(96),))
+        params = SamplingParams(max_tokens=rng.randint(1, 9), stop_token_ids=(rng.randrange(96),))
         open_requests.append(engine.add(prompt, params))
         for _ in range(rng.randint(0, 3)):
             engine.step()
