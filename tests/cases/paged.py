@@ -112,7 +112,7 @@ class PagedModels:
         kept_seats, first = list[int](), 0
         for request, drafted in zip(requests, drafts, strict=True):
             wanted = best[first : first + len(drafted) + 1]
-            accepted = next((i for i, pair in enumerate(zip(drafted, wanted)) if pair[0] != pair[1]), len(drafted))
+            accepted = next((i for i, token in enumerate(drafted) if token != wanted[i]), len(drafted))
             request.token_ids += wanted[: accepted + 1]
             request.accepted.append(accepted)
             kept_seats += [request.seat if i <= accepted else -1 for i in range(len(drafted) + 1)]
