@@ -1,7 +1,4 @@
-"""T-016: a prefix found in the caches brings the drafter's context with it: text and drafts are those of a cold run.
-
-Seen red: match_prefix looking at the target's groups alone; Engine publishing without the drafter's last page.
-"""
+"""T-016: a prefix found in the caches brings the drafter's context with it: text and drafts are those of a cold run."""
 
 from __future__ import annotations
 

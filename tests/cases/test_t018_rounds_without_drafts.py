@@ -1,6 +1,6 @@
 """T-018: rounds that verify no draft still give the drafter its context, and verify no draft left from before.
 
-Seen red: run_cycle committing only where it drafted; draft lengths of the round before used for packing.
+Seen red: run_cycle committing only where it drafted.
 """
 
 from __future__ import annotations

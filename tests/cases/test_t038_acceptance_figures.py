@@ -1,7 +1,4 @@
-"""T-038: accepted are drafts kept, proposed are drafts verified; per request and for all together, the figures agree.
-
-Seen red: record_cycle counting accepted + 1; proposed counted as rounds times the engine's draft length.
-"""
+"""T-038: accepted are drafts kept, proposed are drafts verified; per request and for all together, the figures agree."""
 
 from __future__ import annotations
 

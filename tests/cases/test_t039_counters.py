@@ -1,7 +1,4 @@
-"""T-039: skipped rounds propose nothing, figures without data are absent, a round without a token is a fault.
-
-Seen red: record_cycle called for rounds without drafts; the engine without its check of a negative count.
-"""
+"""T-039: skipped rounds propose nothing, figures without data are absent, a round without a token is a fault."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""T-043: rows of a batch that accept different numbers of drafts; what lies past a row's own length is never read.
-
-Seen red: causal_spans ending one position late; the toy target's kernels seeing slots past a span's end.
-"""
+"""T-043: rows of a batch that accept different numbers of drafts; what lies past a row's own length is never read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""T-044: every row of a batch gives its solo ids and its solo acceptance, with five scripts, one leaving, one joining.
-
-Seen red: host_positions one too high for all but the first request; pack_rows giving spare rows a live seat.
-"""
+"""T-044: every row of a batch gives its solo ids and its solo acceptance, with five scripts, one leaving, one joining."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""T-045: draft blocks of different widths in one call of the drafter: each request proposes as it would alone.
-
-Seen red: Sight.spans ignoring widths, so that slots of a narrow block saw the filler after them.
-"""
+"""T-045: draft blocks of different widths in one call of the drafter: each request proposes as it would alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""T-046: whoever goes away, at whatever moment, frees seat and pages within a round, and nothing more is delivered.
-
-Seen red: LocalServing._abort without engine.abort; Scheduler.remove leaving out space.release.
-"""
+"""T-046: whoever goes away, at whatever moment, frees seat and pages within a round, and nothing more is delivered."""
 
 from __future__ import annotations
 

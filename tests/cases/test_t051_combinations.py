@@ -1,7 +1,4 @@
-"""T-051: what cannot work together is refused before any weight is read, by name; what can, runs as it was asked for.
-
-Seen red: load choosing kernels after it had read the checkpoint; select_kernels falling back where 'cpu' was asked for.
-"""
+"""T-051: what cannot work together is refused before any weight is read, by name; what can, runs as it was asked for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""T-056: the memory plan counts the drafter: weights, context, and logits of anchors and drafts over the vocabulary.
-
-Seen red: logits counted for one row a request; the drafter's context left out.
-"""
+"""T-056: the memory plan counts the drafter: weights, context, and logits of anchors and drafts over the vocabulary."""
 
 from __future__ import annotations
 

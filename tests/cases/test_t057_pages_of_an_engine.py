@@ -1,8 +1,4 @@
-"""T-057: after requests that end in every way, each page is free again, with and without shared prefixes.
-
-Seen red: Scheduler.remove without space.release for requests that wait; PagedSpace.admit keeping what it adopted where
-there was no room.
-"""
+"""T-057: after requests that end in every way, each page is free again, with and without shared prefixes."""
 
 from __future__ import annotations
 
