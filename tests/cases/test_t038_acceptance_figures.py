@@ -1,4 +1,7 @@
-"""T-038: accepted are drafts kept, proposed are drafts verified; per request and for all together, the figures agree."""
+"""T-038: accepted are drafts kept, proposed are drafts verified; per request and for all together, the figures agree.
+
+Seen red: record_cycle counting accepted + 1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""T-045: draft blocks of different widths in one call of the drafter: each request proposes as it would alone."""
+"""T-045: draft blocks of different widths in one call of the drafter: each request proposes as it would alone.
+
+Seen red: Sight.spans ignoring widths, so that slots of a narrow block saw the filler after them.
+"""
 
 from __future__ import annotations
 
