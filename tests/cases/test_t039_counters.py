@@ -1,4 +1,7 @@
-"""T-039: skipped rounds propose nothing, figures without data are absent, a round without a token is a fault."""
+"""T-039: skipped rounds propose nothing, figures without data are absent, a round without a token is a fault.
+
+Seen red: the engine without its check of a negative count.
+"""
 
 from __future__ import annotations
 

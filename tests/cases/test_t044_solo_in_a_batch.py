@@ -1,4 +1,4 @@
-"""T-044: every row of a batch gives its solo ids and its solo acceptance, with five scripts, one leaving, one joining."""
+"""T-044: every row of a batch gives its solo ids and its solo acceptance, one leaving, one joining."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""T-046: whoever goes away, at whatever moment, frees seat and pages within a round, and nothing more is delivered."""
+"""T-046: whoever goes away, at whatever moment, frees seat and pages within a round, and nothing more is delivered.
+
+Seen red: Scheduler.remove leaving out space.release.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T-051: what cannot work together is refused before any weight is read, by name; what can, runs as it was asked for."""
+"""T-051: what cannot work together is refused before any weight is read, by name; what can, runs as asked for."""
 
 from __future__ import annotations
 
