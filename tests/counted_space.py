@@ -33,9 +33,9 @@ class CountedSpace(CacheSpace):
         self.used[seat] = 0
         return 0
 
-    def reserve(self, seat: int, num_positions: int) -> bool:
+    def reserve(self, seat: int, *, num_committed: int, num_rows: int) -> bool:
         """Take what is missing."""
-        missing = max(0, self.pages(num_positions) - self.used[seat])
+        missing = max(0, self.pages(num_committed + num_rows) - self.used[seat])
         if missing > self.num_free:
             return False
         self.used[seat] += missing

@@ -18,9 +18,10 @@ from outrider.engine.draft_length import plan_draft_lengths
         ([4] * 16, 64, [3] * 16),
         ([4] * 16, 16, [0] * 16),
         ([4] * 3, 8, [1] * 3),
+        ([4] * 3, 2, [0] * 3),  # an anchor always has its row
     ],
 )
 def test_rows_are_shared_out(limits: list[int], row_budget: int, expected: list[int]) -> None:
     lengths = plan_draft_lengths(limits, row_budget=row_budget)
     assert lengths == expected
-    assert sum(length + 1 for length in lengths) <= row_budget
+    assert sum(length + 1 for length in lengths) <= max(row_budget, len(limits))

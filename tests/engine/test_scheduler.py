@@ -25,7 +25,7 @@ def started(scheduler: Scheduler, request: RequestState) -> RequestState:
     """A request that was queued, prefilled and runs."""
     scheduler.waiting.append(request)
     assert scheduler.next_to_prefill() is request
-    assert scheduler.make_room(request, len(request.prefill_token_ids))
+    assert scheduler.make_room(request, num_committed=0, num_rows=len(request.prefill_token_ids))
     scheduler.start(request)
     request.output_token_ids.append(2)
     return request
@@ -62,7 +62,7 @@ def test_the_youngest_gives_way_and_order_is_kept() -> None:
     first, second, third = (started(scheduler, make_request(index)) for index in range(3))
     late = make_request(3)
     scheduler.waiting.append(late)
-    assert scheduler.make_room(first, 9)
+    assert scheduler.make_room(first, num_committed=0, num_rows=9)
     assert scheduler.running == [first]
     assert list(scheduler.waiting) == [second, third, late]
     assert [request.seat for request in (second, third)] == [-1, -1]
@@ -72,7 +72,7 @@ def test_the_youngest_gives_way_and_order_is_kept() -> None:
 def test_the_youngest_gives_way_to_itself_last() -> None:
     scheduler = Scheduler(num_seats=4, space=CountedSpace(2))
     first, second = (started(scheduler, make_request(index)) for index in range(2))
-    assert not scheduler.make_room(second, 5)
+    assert not scheduler.make_room(second, num_committed=0, num_rows=5)
     assert (scheduler.running, list(scheduler.waiting)) == ([first], [second])
 
 
@@ -80,7 +80,7 @@ def test_a_text_begun_is_prefilled_but_for_its_anchor() -> None:
     scheduler = Scheduler(num_seats=4, space=CountedSpace(2))
     _, second = (started(scheduler, make_request(index)) for index in range(2))
     second.output_token_ids += [7, 8]
-    scheduler.make_room(second, 5)
+    scheduler.make_room(second, num_committed=0, num_rows=5)
     assert second.prefill_token_ids == (1, 1, 1, 1, 2, 7)
 
 
@@ -90,7 +90,7 @@ def test_removing_frees_wherever_a_request_is() -> None:
     running, prefilling, waiting = started(scheduler, make_request(0)), make_request(1), make_request(2)
     scheduler.waiting.extend([prefilling, waiting])
     scheduler.next_to_prefill()
-    scheduler.make_room(prefilling, 3)
+    scheduler.make_room(prefilling, num_committed=0, num_rows=3)
     for request in (waiting, prefilling, running):
         scheduler.remove(request)
         scheduler.remove(request)  # twice is once

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import torch
 
-from outrider.backends.memory_plan import MemoryPlan, plan_engine_memory, usable_bytes
+from outrider.backends.memory_plan import MemoryPlan, plan_caches, plan_engine_memory, usable_bytes
 from outrider.core import Chunk, Generation, Prompt, SamplingParams
+from outrider.engine.cache_space import PagedSpace
 from outrider.engine.engine import Engine, EngineConfig
-from outrider.engine.proposer import DFlashProposer, FencedProposer, Proposer
+from outrider.engine.kv_cache import KvCache
+from outrider.engine.proposer import DFlashProposer, FencedProposer
 from outrider.engine.state import RequestState
 from outrider.errors import ConfigError, EngineFault, RequestError
 from outrider.kernels.ops import select_kernels
-from outrider.models.attention import allocate_caches
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.gemma import GemmaTarget
 from outrider.models.registry import load_drafter, load_target, target_config
@@ -192,13 +193,14 @@ def load(
     """
     place = resolve_device(device)
     dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
+    chosen_kernels = select_kernels(kernels, dtype=dtype, device=place)
     path = drafter_path(drafter, target=target)
     checkpoint = load_checkpoint(locate_target(target), progress=progress)
     declared = target_config(checkpoint)
     engine_config = resolve_config(config or EngineConfig(), device=place, max_positions=declared.max_positions)
     model = load_target(
         checkpoint,
-        kernels=select_kernels(kernels, dtype=dtype, device=place),
+        kernels=chosen_kernels,
         dtype=dtype,
         device=place,
         context_length=engine_config.context_length,
@@ -211,8 +213,7 @@ def load(
     plan = plan_engine_memory(model, drafter_model, engine_config, available_bytes=usable_bytes(place))
     if on_plan is not None:
         on_plan(plan)
-    proposer = None if drafter_model is None else make_proposer(drafter_model, engine_config)
-    return LLM(make_engine(model, proposer, tokenizer, engine_config), tokenizer)
+    return LLM(make_engine(model, drafter_model, tokenizer, engine_config), tokenizer)
 
 
 def drafter_path(drafter: str | None, *, target: str | None) -> Path | None:
@@ -224,33 +225,16 @@ def drafter_path(drafter: str | None, *, target: str | None) -> Path | None:
     return embedded_drafter() if target in (None, EMBEDDED_NAME) else None
 
 
-def make_proposer(drafter: DFlashDrafter, config: EngineConfig) -> DFlashProposer:
-    """A drafter with the caches it needs, still empty."""
-    caches = allocate_caches(
-        drafter.config.layers,
-        num_seats=config.max_seats,
-        context_length=config.context_length,
-        max_rows=config.max_rows,
-        dtype=drafter.target.dtype,
-        device=drafter.target.device,
-    )
-    return DFlashProposer(drafter, caches)
-
-
 def make_engine(
-    model: GemmaTarget, proposer: Proposer | None, tokenizer: Tokenizer | None, config: EngineConfig
+    model: GemmaTarget, drafter: DFlashDrafter | None, tokenizer: Tokenizer | None, config: EngineConfig
 ) -> Engine:
     """An engine with empty caches; end tokens are the union of the model's and the tokenizer's."""
-    caches = allocate_caches(
-        model.config.layers,
-        num_seats=config.max_seats,
-        context_length=config.context_length,
-        max_rows=config.max_rows,
-        dtype=model.dtype,
-        device=model.device,
-    )
+    drafter_layers = drafter.config.layers if drafter is not None else ()
+    plan = plan_caches(model.config.layers, drafter_layers, config, dtype=model.dtype)
+    kv_cache = KvCache.allocate(plan, model.config.layers, drafter_layers, dtype=model.dtype, device=model.device)
+    proposer = None if drafter is None else FencedProposer(DFlashProposer(drafter, kv_cache.drafter_caches))
     if tokenizer is not None and not model.config.eos_token_ids:
         logger.warning("The model declares no eos_token_id; only the tokenizer's %s end an answer.", tokenizer.eos_ids)
     ends = frozenset(model.config.eos_token_ids) | frozenset(tokenizer.eos_ids if tokenizer else ())
-    fenced = None if proposer is None else FencedProposer(proposer)
-    return Engine(model, caches, fenced, tokenizer, config, ends)
+    space = PagedSpace(kv_cache, context_length=config.context_length)
+    return Engine(model, kv_cache.target_caches, proposer, tokenizer, config, ends, space)

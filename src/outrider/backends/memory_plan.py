@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
 
-from outrider.backends.account import account_caches, held_bytes
+from outrider.backends.account import held_bytes
+from outrider.engine.cache_plan import CachePlan, plan_pages
 from outrider.engine.engine import EngineConfig
 from outrider.errors import ConfigError
+from outrider.models.config import LayerSpec
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.gemma import GemmaTarget
 
@@ -26,12 +28,12 @@ class MemoryPlan:
     """All but the target's keys and values."""
     cache_bytes: int
     """The target's keys and values, cached prefixes included."""
-    needed_cache_bytes: int
-    """What `max_seats` whole contexts take of it; the rest keeps prefixes."""
+    cache_lines: tuple[str, ...] = ()
+    """How pages are shared out."""
 
     @property
     def most_cache_bytes(self) -> int:
-        """What `cache_bytes` could be at most."""
+        """What the target's keys and values could take at most."""
         return self.available_bytes - sum(self.parts.values())
 
     def lines(self) -> list[str]:
@@ -39,11 +41,10 @@ class MemoryPlan:
         rows = {
             **self.parts,
             "keys and values": self.cache_bytes,
-            "  of them for prefixes": max(0, self.cache_bytes - self.needed_cache_bytes),
             "left over": self.most_cache_bytes - self.cache_bytes,
             "usable": self.available_bytes,
         }
-        return [f"{name:<24}{num_bytes / 2**20:>12,.1f} MiB" for name, num_bytes in rows.items()]
+        return [*(f"{name:<20}{num_bytes / 2**20:>12,.1f} MiB" for name, num_bytes in rows.items()), *self.cache_lines]
 
 
 def plan_memory(
@@ -52,18 +53,15 @@ def plan_memory(
     target_bytes: int,
     drafter_bytes: int,
     drafter_context_bytes: int,
-    bytes_per_seat: int,
+    cache_bytes: int,
     max_seats: int,
     max_draft_length: int,
     vocab_size: int,
-    context_length: int,
-    cache_bytes: int | None = None,
 ) -> MemoryPlan:
-    """Share out memory: weights, the drafter's context, logits of the largest cycle, and keys and values.
+    """Share out memory: weights, the drafter's context, logits of the largest cycle, and the target's keys and values.
 
-    `bytes_per_seat` is the target's keys and values of one whole context, `drafter_context_bytes` that of all seats.
-    Logits are float32: max_seats × (max_draft_length + 1) × vocab_size × 4 bytes. `cache_bytes` None takes what
-    `max_seats` whole contexts need. ConfigError names the setting that does not fit.
+    Logits are float32: max_seats × (max_draft_length + 1) × vocab_size × 4 bytes. Whether it all fits is for the caller
+    to see: `most_cache_bytes` may be less than `cache_bytes`.
     """
     parts = {
         "target": target_bytes,
@@ -71,50 +69,53 @@ def plan_memory(
         "drafter context": drafter_context_bytes,
         "logits of a cycle": max_seats * (max_draft_length + 1) * vocab_size * 4,
     }
-    needed = max_seats * bytes_per_seat
-    plan = MemoryPlan(available_bytes, parts, needed if cache_bytes is None else cache_bytes, needed)
-    if plan.most_cache_bytes < bytes_per_seat:
-        _refuse(f"context_length={context_length}", plan, bytes_per_seat, "Lower context_length or max_seats.")
-    if plan.cache_bytes > plan.most_cache_bytes:
-        asked = f"max_seats={max_seats}" if cache_bytes is None else f"cache_bytes={cache_bytes}"
-        _refuse(asked, plan, plan.cache_bytes, f"Lower {asked.partition('=')[0]} or context_length={context_length}.")
-    if plan.cache_bytes < bytes_per_seat:
-        raise ConfigError(
-            f"cache_bytes={cache_bytes} is less than the {bytes_per_seat:,} bytes of one request with "
-            f"context_length={context_length}. Raise cache_bytes, or lower context_length."
-        )
-    return plan
+    return MemoryPlan(available_bytes, parts, cache_bytes)
 
 
-def _refuse(what: str, plan: MemoryPlan, num_bytes: int, advice: str) -> None:
-    left = max(0, plan.most_cache_bytes)
-    raise ConfigError(
-        f"{what} does not fit: keys and values would take {num_bytes:,} bytes, and beside weights, drafter and logits "
-        f"there are {left:,}. {advice}"
+def plan_caches(
+    target_layers: Sequence[LayerSpec], drafter_layers: Sequence[LayerSpec], config: EngineConfig, *, dtype: torch.dtype
+) -> CachePlan:
+    """Pages for an engine; ConfigError where `cache_bytes` is less than one request needs."""
+    return plan_pages(
+        target_layers,
+        drafter_layers,
+        num_seats=config.max_seats,
+        context_length=config.context_length,
+        max_rows=config.max_rows,
+        dtype=dtype,
+        budget_bytes=config.cache_bytes,
     )
 
 
 def plan_engine_memory(
     model: GemmaTarget, drafter: DFlashDrafter | None, config: EngineConfig, *, available_bytes: int
 ) -> MemoryPlan:
-    """The plan for models that are loaded already; `available_bytes` is what they left."""
+    """The plan for models that are loaded already; `available_bytes` is what they left.
+
+    ConfigError naming the settings to lower where the caches do not fit.
+    """
     target_bytes, both_bytes = held_bytes(model), held_bytes(model, drafter) if drafter else held_bytes(model)
-    sizes = [
-        account_caches(layers, context_length=config.context_length, dtype=model.dtype)["cache_bytes"]
-        for layers in (model.config.layers, drafter.config.layers if drafter else ())
-    ]
-    return plan_memory(
+    caches = plan_caches(model.config.layers, drafter.config.layers if drafter else (), config, dtype=model.dtype)
+    drafter_context_bytes = sum(group.num_bytes for group in caches.groups if group.owner == "drafter")
+    plan = plan_memory(
         available_bytes=available_bytes + both_bytes,
         target_bytes=target_bytes,
         drafter_bytes=both_bytes - target_bytes,
-        drafter_context_bytes=sizes[1] * config.max_seats,
-        bytes_per_seat=sizes[0],
+        drafter_context_bytes=drafter_context_bytes,
+        cache_bytes=caches.num_bytes - drafter_context_bytes,
         max_seats=config.max_seats,
         max_draft_length=drafter.config.max_draft_length if drafter else 0,
         vocab_size=model.config.vocab_size,
-        context_length=config.context_length,
-        cache_bytes=config.cache_bytes,
     )
+    if plan.cache_bytes > plan.most_cache_bytes:
+        settings = {"cache_bytes": config.cache_bytes} if config.cache_bytes else {"max_seats": config.max_seats}
+        settings["context_length"] = config.context_length
+        named = " and ".join(f"{name}={value}" for name, value in settings.items())
+        raise ConfigError(
+            f"{named} do not fit: keys and values would take {caches.num_bytes:,} bytes, and beside weights and logits "
+            f"there are {max(0, plan.most_cache_bytes + drafter_context_bytes):,}. Lower {' or '.join(settings)}."
+        )
+    return replace(plan, cache_lines=tuple(caches.describe()))
 
 
 def usable_bytes(device: torch.device) -> int:

@@ -139,8 +139,9 @@ class LocalServing:
         )
 
     def gauges(self) -> Gauges:
-        """As of the last step; only waiting requests are counted now."""
-        return replace(self._gauges, num_waiting=max(0, len(self._clients) - self._gauges.num_running))
+        """As of the last step, and what has arrived since. A chunk is counted before anyone hears of it."""
+        with self._lock:
+            return replace(self._gauges, num_waiting=self._gauges.num_waiting + len(self._arrived))
 
     def _serve(self) -> None:
         """The engine's thread: hand over what arrived, run a step, pass on its chunks."""
@@ -151,9 +152,9 @@ class LocalServing:
                 logger.exception("The engine failed; every open request fails with it.")
                 self._fail_all(f"{type(error).__name__}: {error}")
             else:
+                self._note_gauges()
                 for chunk in chunks:
                     self._deliver(chunk)
-            self._note_gauges()
 
     def _take_in(self) -> bool:
         """Wait until there is work; False once it is time to end the thread."""
@@ -194,6 +195,7 @@ class LocalServing:
             with self._lock:
                 del self._clients[chunk.request_index]
                 self._tally.note_end(client.request)
+            self._note_gauges()
             chunk = replace(chunk, summary=summary_of(client.request))
         try:
             client.on_chunk(chunk)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from outrider.engine.kv_cache import KvCache
+
 
 class CacheSpace(Protocol):
     """Room in the caches, in pages. A seat's positions are written only after they were reserved."""
@@ -26,14 +28,14 @@ class CacheSpace(Protocol):
         """
         ...
 
-    def reserve(self, seat: int, num_positions: int) -> bool:
-        """Make positions below `num_positions` writable; False if there is no room, and then nothing changed."""
+    def reserve(self, seat: int, *, num_committed: int, num_rows: int) -> bool:
+        """Make the `num_rows` positions after the first `num_committed` writable; False if there is no room."""
         ...
 
     def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
-        """Let later texts share the seat's first positions, which hold `token_ids`.
+        """Let later texts share the seat's first positions, which hold `token_ids`; after each pass of a prompt.
 
-        `boundaries` are token counts at which another text is likely to go another way.
+        `boundaries` are token counts, some perhaps still to come, at which another text is likely to go another way.
         """
         ...
 
@@ -60,9 +62,9 @@ class SeatSpace:
         self._taken.add(seat)
         return 0
 
-    def reserve(self, seat: int, num_positions: int) -> bool:
+    def reserve(self, seat: int, *, num_committed: int, num_rows: int) -> bool:
         """Always room for a whole context."""
-        return seat in self._taken and num_positions <= self.max_positions
+        return seat in self._taken and num_committed + num_rows <= self.max_positions
 
     def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
         """Nothing is shared."""
@@ -70,3 +72,37 @@ class SeatSpace:
     def release(self, seat: int) -> None:
         """The seat is free again."""
         self._taken.remove(seat)
+
+
+class PagedSpace:
+    """Pages that all seats draw from, and prefixes that they share."""
+
+    def __init__(self, kv_cache: KvCache, *, context_length: int) -> None:
+        self.kv_cache, self.max_positions = kv_cache, context_length
+        self.num_pages = kv_cache.num_pages
+
+    @property
+    def num_free(self) -> int:
+        """Pages that no seat holds, those kept for later texts included."""
+        return self.kv_cache.num_free_pages
+
+    def admit(self, seat: int, token_ids: Sequence[int], *, is_shareable: bool) -> int | None:
+        """Adopt the longest prefix that is still there, if the rest of the text has room, too."""
+        num_found = self.kv_cache.match_prefix(token_ids) if is_shareable else 0
+        self.kv_cache.adopt(seat, token_ids, num_found)
+        if self.kv_cache.has_room(seat, len(token_ids)):
+            return num_found
+        self.kv_cache.release(seat)
+        return None
+
+    def reserve(self, seat: int, *, num_committed: int, num_rows: int) -> bool:
+        """Take the pages that are missing; windows give up those that nobody will see again."""
+        return self.kv_cache.reserve(seat, num_committed=num_committed, num_rows=num_rows)
+
+    def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
+        """Whole pages only."""
+        self.kv_cache.publish(seat, token_ids, boundaries)
+
+    def release(self, seat: int) -> None:
+        """Its published pages stay until their memory is needed."""
+        self.kv_cache.release(seat)

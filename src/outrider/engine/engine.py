@@ -21,7 +21,7 @@ from outrider.engine.prefill import first_token, num_chunk_rows, prefill_chunk
 from outrider.engine.proposer import Proposer
 from outrider.engine.rejection import ACCEPTANCE_RULES
 from outrider.engine.scheduler import Scheduler
-from outrider.engine.state import RequestState
+from outrider.engine.state import NOT_FINITE, RequestState
 from outrider.errors import ConfigError, DrafterFault, RequestError
 from outrider.models.attention import GivenRows, LayerCaches
 from outrider.models.gemma import GemmaTarget
@@ -46,11 +46,11 @@ class EngineConfig:
     prefill_rows: int = 64
     """Prompt tokens a pass, and a step: those that run wait no longer than that for a prompt."""
     row_budget: int = 64
-    """Rows of a cycle, anchors included: with many requests running, each has fewer drafts verified."""
+    """Rows of a cycle, anchors included: with many requests running, each has fewer drafts verified, down to none."""
     max_waiting: int = 256
     """Requests that may wait for a seat when the engine serves; more are told to come back later."""
     cache_bytes: int | None = None
-    """Most bytes of keys and values, cached prefixes included; None takes what `max_seats` whole contexts need."""
+    """Most bytes of keys and values, the drafter's and cached prefixes included; None is enough for all seats."""
     rows_per_pass: int | None = None
     """Pad every pass to this many rows, so that a row is always computed in the same shape (CUDA, design §4.2)."""
     acceptance: str = "rejection"
@@ -66,10 +66,6 @@ class EngineConfig:
                 continue
             none = ", or None" if may_be_none else ""
             raise ConfigError(f"{name}={value!r} is not a whole number of at least {low}{none}.")
-        if self.row_budget < self.max_seats:
-            raise ConfigError(
-                f"row_budget={self.row_budget}, but max_seats={self.max_seats} and each needs a row. Raise row_budget."
-            )
         if type(self.seed) is not int:
             raise ConfigError(f"seed={self.seed!r} is not a whole number.")
         if self.acceptance not in tuple(ACCEPTANCE_RULES):
@@ -292,7 +288,7 @@ class Engine:
         lengths = plan_draft_lengths(limits, row_budget=self.config.row_budget)
         for request, length in zip(running, lengths, strict=True):
             if request.seat >= 0:
-                self.scheduler.make_room(request, request.anchor_position + 1 + length)
+                self.scheduler.make_room(request, num_committed=request.anchor_position, num_rows=length + 1)
         seated = [(request, n) for request, n in zip(running, lengths, strict=True) if request.seat >= 0]
         return [request for request, _ in seated], [length for _, length in seated]
 
@@ -307,12 +303,15 @@ class Engine:
                 chunks.append(self._fail(request))
                 continue
             accepted, drafted = num_accepted[i], batch.host_lengths[i]
+            if accepted < 0:
+                chunks.append(self._fail(request, "a cycle brought no token"))
+                continue
             if drafted > 0:
                 request.acceptance.record_cycle(draft_length=drafted, num_accepted_tokens=accepted)
             tokens = [*drafts[i][:accepted], targets[i]]
             chunk = request.append(tokens, num_accepted_tokens=accepted, num_draft_tokens=drafted, logprobs=logprobs[i])
             chunks.append(chunk)
-            self._retire_if_done(request)
+            self._settle(request)
         return chunks
 
     def _prefill(self) -> list[Chunk]:
@@ -324,7 +323,7 @@ class Engine:
             is_first = rows_left == self.config.prefill_rows
             if num_rows > rows_left and not is_first:
                 break
-            if not self.scheduler.make_room(request, request.num_computed_tokens + num_rows):
+            if not self.scheduler.make_room(request, num_committed=request.num_computed_tokens, num_rows=num_rows):
                 break
             chunks += self._run_chunk(request, num_rows)
             rows_left -= num_rows
@@ -337,9 +336,9 @@ class Engine:
         except DrafterFault as fault:
             self._give_up_drafting(fault)
             hidden = self._prefill_rows(request, num_rows)
+        self._publish(request, request.num_computed_tokens)
         if request.num_computed_tokens < len(request.prefill_token_ids):
             return []
-        self._publish(request)
         self.scheduler.start(request)
         if request.output_token_ids:
             return []
@@ -349,7 +348,7 @@ class Engine:
             return [self._fail(request)]
         token_ids = judged.verdict.target_token_ids.tolist()
         chunk = request.append(token_ids, num_accepted_tokens=0, logprobs=judged.logprobs[0])
-        self._retire_if_done(request)
+        self._settle(request)
         return [chunk]
 
     def _prefill_rows(self, request: RequestState, num_rows: int) -> Tensor:
@@ -362,19 +361,20 @@ class Engine:
             rows_per_pass=self.config.rows_per_pass,
         )
 
-    def _fail(self, request: RequestState) -> Chunk:
-        chunk = request.fail()
+    def _fail(self, request: RequestState, error: str = NOT_FINITE) -> Chunk:
+        chunk = request.fail(error)
         self.scheduler.remove(request)
         return chunk
 
-    def _retire_if_done(self, request: RequestState) -> None:
+    def _settle(self, request: RequestState) -> None:
+        """After a cycle: what it committed can be shared, before a window gives it up; whoever is done leaves."""
+        self._publish(request, len(request.prefill_token_ids))
         if request.finish_reason is not None:
-            self._publish(request)
             self.scheduler.remove(request)
 
-    def _publish(self, request: RequestState) -> None:
-        """Offer what is in the caches for certain to later requests: all tokens but the anchor."""
+    def _publish(self, request: RequestState, num_tokens: int) -> None:
+        """Offer the first tokens to later requests. Their rows are in the caches for certain: the anchor's is not."""
         if request.given is None:
             token_ids = request.prefill_token_ids
             boundaries = sorted({*request.boundaries, len(request.prompt_token_ids), len(token_ids)})
-            self.scheduler.space.publish(request.seat, token_ids, boundaries)
+            self.scheduler.space.publish(request.seat, token_ids[:num_tokens], boundaries)

@@ -162,7 +162,7 @@ class KvCache:
         size = self.plan.page_size
         keys = _extended([], token_ids, (len(token_ids) - 1) // size, size, salt)
         holds = [group.holds_before(keys, size) for group in self.groups]
-        return size * max(n for n, each in enumerate(zip(*holds, strict=True)) if all(each))
+        return size * max((n for n, each in enumerate(zip(*holds, strict=True)) if all(each)), default=0)
 
     def adopt(self, seat: int, token_ids: Sequence[int], num_tokens: int, *, salt: bytes = b"") -> None:
         """Begin an empty seat with the first `num_tokens` tokens, as `match_prefix` has just found them."""

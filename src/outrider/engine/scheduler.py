@@ -52,9 +52,9 @@ class Scheduler:
         self.prefilling = None
         self.running.append(request)
 
-    def make_room(self, request: RequestState, num_positions: int) -> bool:
-        """Reserve positions for a pass, taking seats from the youngest; False where that was the request itself."""
-        while not self.space.reserve(request.seat, num_positions):
+    def make_room(self, request: RequestState, *, num_committed: int, num_rows: int) -> bool:
+        """Reserve the positions of a pass, taking seats from the youngest; False where that was the request itself."""
+        while not self.space.reserve(request.seat, num_committed=num_committed, num_rows=num_rows):
             youngest = self.seated[-1]
             self._preempt(youngest)
             if youngest is request:

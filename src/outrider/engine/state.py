@@ -11,6 +11,8 @@ from outrider.engine.grammar import Constraint
 from outrider.models.attention import GivenRows
 from outrider.tokenizer import IncrementalDecoder
 
+NOT_FINITE = "the target's logits were not finite"
+
 
 @dataclass
 class RequestState:
@@ -99,9 +101,9 @@ class RequestState:
         self.logprobs += kept
         return Chunk(self.index, shown, tuple(taken), num_shown, self.finish_reason, num_draft_tokens, kept)
 
-    def fail(self) -> Chunk:
-        """End the request because the target's logits were not finite; nothing of the cycle is text."""
-        self.finish_reason, self.error = "error", "the target's logits were not finite"
+    def fail(self, error: str = NOT_FINITE) -> Chunk:
+        """End the request because of a fault it may not have caused; nothing of the cycle is text."""
+        self.finish_reason, self.error = "error", error
         return Chunk(self.index, "", (), 0, "error")
 
     def _take_text(self, token_id: int) -> str:
