@@ -14,8 +14,8 @@ from torch import Tensor
 
 from outrider.core import SamplingParams
 from outrider.errors import ConfigError, EngineFault, OverloadedError, RequestError
-from tests.scripted import FixedProposer, ScriptedProposer, TableTarget, make_test_engine
 from tests.local_serving import TIMEOUT_S, Listener, serving
+from tests.scripted import FixedProposer, ScriptedProposer, TableTarget, make_test_engine
 
 COUNTING = torch.eye(5).roll(1, dims=1) * 9  # 0, 1, 2, 3, 4, 0, …
 SHORT = SamplingParams(max_tokens=6)

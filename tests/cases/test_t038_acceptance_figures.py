@@ -9,8 +9,8 @@ import pytest
 
 from outrider import metrics
 from outrider.core import SamplingParams
-from tests.scripted import ScriptedProposer, make_test_engine
 from tests.local_serving import Listener, serving
+from tests.scripted import ScriptedProposer, make_test_engine
 from tests.toy import reference_greedy, toy_target
 
 TARGET = toy_target()

@@ -17,8 +17,8 @@ from outrider.backends.base import Gauges
 from outrider.core import SamplingParams
 from outrider.engine import engine as engine_module
 from outrider.engine.cycle import run_cycle
-from tests.scripted import ScriptedProposer, TableTarget, make_test_engine
 from tests.local_serving import Listener, serving
+from tests.scripted import ScriptedProposer, TableTarget, make_test_engine
 
 COUNTING = TableTarget(torch.eye(5).roll(1, dims=1) * 9)
 TEXTS = [[0, 1, 2, 3, 4] * 30] * 4

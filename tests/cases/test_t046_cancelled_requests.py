@@ -14,8 +14,8 @@ from outrider.core import SamplingParams
 from outrider.engine import engine as engine_module
 from outrider.engine.batch import CycleBatch
 from outrider.engine.cycle import CycleResult, run_cycle
-from tests.paged import paged_engine
 from tests.local_serving import TIMEOUT_S, Listener, serving
+from tests.paged import paged_engine
 from tests.toy import reference_greedy, toy_drafter, toy_target
 
 TARGET = toy_target()
