@@ -60,9 +60,8 @@ def test_a_placeholder_among_given_rows_that_brings_none_is_refused() -> None:
         multimodal_engine().add_rows(replace(prompt, given=GivenRows(is_given, prompt.given.embeddings)), GREEDY)
 
 
-@pytest.mark.parametrize("shape", [(3, 31), (3,), (3, 32, 1)], ids=str)
-def test_embeddings_of_another_size_are_refused(shape: tuple[int, ...]) -> None:
-    prompt = PromptRows(torch.tensor([1, 2, 3]), row_positions(3), GivenRows(torch.ones(3).bool(), torch.zeros(shape)))
+def test_embeddings_of_another_size_are_refused() -> None:
+    prompt = PromptRows(torch.tensor([1, 2, 3]), row_positions(3), GivenRows(torch.ones(3).bool(), torch.zeros(3, 31)))
     with pytest.raises(RequestError, match=r"has shape .*, but the target takes \(32,\)"):
         multimodal_engine().add_rows(prompt, GREEDY)
 
