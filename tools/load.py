@@ -122,7 +122,8 @@ def run_load(server: ServerProcess, *, num_jobs: int, num_streams: int) -> dict[
     """Each prompt alone, then all jobs at once; what was found."""
     client, jobs = http_client(server.url), make_jobs(num_jobs)
     alone = {prompt: client(Job(i, "good", prompt, MAX_TOKENS)) for i, prompt in enumerate(PROMPTS)}
-    before, began, memory = server.quiet_metrics(), time.perf_counter(), list[int]()
+    before, memory = server.quiet_metrics(), list[int]()
+    began, cpu_began = time.perf_counter(), server.cpu_seconds()
 
     def progress(num_done: int) -> None:
         if num_done >= WARM_UP_SHARE * num_jobs:
@@ -131,12 +132,11 @@ def run_load(server: ServerProcess, *, num_jobs: int, num_streams: int) -> dict[
             print(f"\r{num_done}/{num_jobs} answered", end="", file=sys.stderr, flush=True)
 
     outcomes = run_jobs(client, jobs, num_streams=num_streams, progress=progress)
-    seconds, after = time.perf_counter() - began, server.quiet_metrics()
-    gained = {name: after[name] - before.get(name, 0.0) for name in after}
-    num_tokens, growth = round(gained["generation_tokens_total"]), growth_of(memory)
+    seconds, cpu_s, after = time.perf_counter() - began, server.cpu_seconds() - cpu_began, server.quiet_metrics()
+    growth = growth_of(memory)
     faults = check_outcomes(jobs, outcomes, alone) | {
         "unended": count_unended(jobs, before, after),
-        "pages_kept": round(gained["kv_cache_usage_perc"], 6),
+        "pages_kept": round(after["kv_cache_usage_perc"] - before["kv_cache_usage_perc"], 6),
         "grown": int(growth >= MAX_GROWTH),
         "late": int(seconds > MAX_SECONDS),
     }
@@ -144,17 +144,26 @@ def run_load(server: ServerProcess, *, num_jobs: int, num_streams: int) -> dict[
         "num_requests": num_jobs,
         "num_streams": num_streams,
         "ends": dict(Counter(outcome[0].end for outcome in outcomes.values())),
-        "num_output_tokens": num_tokens,
-        "num_cached_tokens": round(gained["prefix_cache_hits_total"]),
-        "num_preemptions": round(gained["num_preemptions_total"]),
-        "mean_acceptance_length": round(
-            1 + gained["spec_decode_num_accepted_tokens_total"] / max(1.0, gained["spec_decode_num_drafts_total"]), 3
-        ),
-        "seconds": round(seconds, 1),
-        "output_tokens_per_s": round(num_tokens / seconds, 1),
+        **_rates(before, after, seconds),
+        "server_cpu_s": round(cpu_s, 1),
         "memory_bytes": memory[-1],
         "memory_growth": round(growth, 5),
         "faults": faults,
+    }
+
+
+def _rates(before: dict[str, float], after: dict[str, float], seconds: float) -> dict[str, float]:
+    """What the server counted in the meantime."""
+    gained = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    num_tokens, num_cycles = gained["generation_tokens_total"], gained["spec_decode_num_drafts_total"]
+    num_accepted = gained["spec_decode_num_accepted_tokens_total"]
+    return {
+        "num_output_tokens": round(num_tokens),
+        "num_cached_tokens": round(gained["prefix_cache_hits_total"]),
+        "num_preemptions": round(gained["num_preemptions_total"]),
+        "mean_acceptance_length": round(1 + num_accepted / max(1.0, num_cycles), 3),
+        "seconds": round(seconds, 1),
+        "output_tokens_per_s": round(num_tokens / seconds, 1),
     }
 
 

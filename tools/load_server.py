@@ -65,6 +65,11 @@ class ServerProcess:
         """Resident memory."""
         return int(self.process.memory_info().rss)
 
+    def cpu_seconds(self) -> float:
+        """Processor time of all its threads so far."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
     def quiet_metrics(self) -> dict[str, float]:
         """Metrics once nothing runs or waits any more, or as they are after QUIET_TIMEOUT_S."""
         deadline = time.monotonic() + QUIET_TIMEOUT_S
@@ -90,7 +95,7 @@ def read_metrics(text: str) -> dict[str, float]:
 
 @contextmanager
 def running_server(*, num_seats: int) -> Iterator[ServerProcess]:
-    """The embedded default on a free port of loopback until the block ends; RuntimeError where it gets not ready."""
+    """The embedded default on a free port until the block ends; RuntimeError where it does not get ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
