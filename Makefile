@@ -32,7 +32,7 @@ fuzz: setup-dev ## two thousand requests made from the server's own description
 	$(PYTEST) -m slow tests/server/test_app_fuzz.py
 
 load: setup-dev ## 500 requests over 16 streams on the embedded default: nothing lost, leaked or changed
-	$(BIN)/python tools/load.py
+	$(BIN)/python -m tools.load
 
 lint: setup-dev ## ruff, mypy and the import contract
 	$(BIN)/ruff check

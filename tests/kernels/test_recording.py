@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.kernels.cpu import MAX_RECORDED_ROWS, CpuKernels
 from outrider.kernels.layer_cache import LayerCache
-from outrider.kernels.recording import RECORDED_FUNCTIONS
+from outrider.kernels.recording import ALIGNMENT_BYTES, RECORDED_FUNCTIONS, SCRATCH_BYTES, Scratch
 from outrider.weights.packed import quantize_int8
 
 SIZE, HEAD = 64, 16
@@ -106,3 +106,30 @@ def test_torch_operations_in_a_recorded_pass_are_refused(cpu_kernels: CpuKernels
         cpu_kernels.run(body, (torch.randn(2, SIZE),), recordings=recordings, key="bad")
     assert not recordings
     assert torch.equal(layer.run(0)[0], Layer(cpu_kernels).body(*layer.inputs(0))[0])  # nothing lingers
+
+
+def test_passes_share_the_memory_of_what_they_make(cpu_kernels: CpuKernels) -> None:
+    layer, plain = Layer(cpu_kernels), Layer(cpu_kernels)
+    for num_rows in range(1, MAX_RECORDED_ROWS + 1):
+        layer.run(0, num_rows)
+    plain.body(*plain.inputs(0, MAX_RECORDED_ROWS))
+    scratches = {id(recording.scratch) for recording in layer.recordings.values()}
+    assert len(scratches) == 1
+    assert len({recording.outputs[1].data_ptr() for recording in layer.recordings.values()}) == 1  # made first
+    for num_rows in (3, MAX_RECORDED_ROWS, 1, 7):  # a replay finds another pass's numbers where its own will be
+        for out, exact in zip(layer.run(1, num_rows), plain.body(*plain.inputs(1, num_rows)), strict=True):
+            assert torch.equal(out, exact), num_rows
+
+
+def test_scratch_grows_for_the_largest_pass_only() -> None:
+    scratch, wanted = Scratch(), torch.empty(3, 5, dtype=torch.int32)
+    first, second = scratch.like(wanted), scratch.like(wanted)
+    assert (first.shape, first.dtype) == (wanted.shape, wanted.dtype)
+    assert second.data_ptr() - first.data_ptr() == ALIGNMENT_BYTES
+    large = scratch.like(torch.empty(SCRATCH_BYTES + 1, dtype=torch.uint8))
+    assert [len(piece) for piece in scratch.pieces] == [SCRATCH_BYTES, SCRATCH_BYTES + ALIGNMENT_BYTES]
+    for _ in range(3):
+        scratch.rewind()
+        assert scratch.like(wanted).data_ptr() == first.data_ptr()
+        assert scratch.like(large).data_ptr() == large.data_ptr()
+    assert len(scratch.pieces) == 2

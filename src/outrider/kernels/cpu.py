@@ -22,7 +22,7 @@ from outrider.environment import num_usable_cores
 from outrider.errors import ConfigError
 from outrider.kernels.compiler import load_library
 from outrider.kernels.layer_cache import LayerCache
-from outrider.kernels.recording import Body, Recording, signature_of
+from outrider.kernels.recording import Body, Recording, Scratch, signature_of
 from outrider.weights.packed import DenseWeight, PackedWeight
 
 # As in cpu.c.
@@ -126,7 +126,8 @@ class CpuKernels:
         if recording is not None:
             replayed: list[Tensor] = recording.replay(self._functions["replay"], inputs)
             return replayed
-        self._recording = recording = Recording(inputs)
+        scratch = next((recorded.scratch for recorded in recordings.values()), None)
+        self._recording = recording = Recording(inputs, Scratch() if scratch is None else scratch)
         try:
             outputs = recording.record(body)
         finally:
