@@ -24,6 +24,7 @@ import psutil
 import outrider
 from outrider import metrics
 from outrider.backends.serving import LocalServing
+from outrider.benchmarking.steadiness import Run, judge
 from outrider.core import Chunk, SamplingParams
 from outrider.errors import RequestError
 
@@ -42,7 +43,6 @@ PROMPTS = (
 MIN_TOKENS, MAX_TOKENS = 4, 64
 CANCELLED_SHARE, BAD_SHARE = 0.1, 0.05
 WARM_UP_SHARE = 0.5  # until every number of rows has been seen, kernels still record passes
-MAX_GROWTH = 0.01
 ANSWER_TIMEOUT_S = 300.0
 
 
@@ -188,20 +188,20 @@ def main() -> int:
     alone = {prompt: llm.generate([prompt], params)[0].token_ids for prompt in PROMPTS}
     backend = LocalServing(llm, model="embedded")
     backend.start()
-    jobs, process, memory = make_jobs(arguments.requests), psutil.Process(), list[int]()
+    jobs, process, times_s, memory = make_jobs(arguments.requests), psutil.Process(), list[float](), list[int]()
     num_free, began = backend.gauges().num_free_pages, time.perf_counter()
 
     def progress(num_done: int) -> None:
-        if num_done == round(arguments.requests * WARM_UP_SHARE):
+        if num_done >= arguments.requests * WARM_UP_SHARE:
+            times_s.append(time.perf_counter() - began)
             memory.append(process.memory_info().rss)
         if num_done % 25 == 0:
             print(f"\r{num_done}/{len(jobs)} answered", end="", file=sys.stderr)
 
     outcomes = run_jobs(in_process_client(backend), jobs, num_streams=arguments.streams, progress=progress)
     seconds, gauges = time.perf_counter() - began, backend.gauges()
-    memory.append(process.memory_info().rss)
     backend.stop()
-    growth = memory[-1] / memory[0] - 1
+    steady = judge(Run(times_s=times_s, memory_bytes=memory))
     faults = check_outcomes(jobs, outcomes, alone) | {"pages_kept": num_free - gauges.num_free_pages}
     result = {
         "num_requests": len(jobs),
@@ -213,12 +213,12 @@ def main() -> int:
         "mean_acceptance_length": metrics.mean_acceptance_length(gauges.acceptance),
         "seconds": round(seconds, 1),
         "output_tokens_per_s": round(gauges.num_output_tokens / seconds, 1),
-        "memory_growth": round(growth, 5),
+        **{name: round(steady.figures[name], 5) for name in ("memory_growth", "memory_growth_error", "memory_step")},
         **faults,
     }
     print("\n" + "\n".join(f"{name:<24}{value}" for name, value in result.items()), file=sys.stderr)
     print(json.dumps(result))
-    return int(any(faults.values()) or growth >= MAX_GROWTH)
+    return int(any(faults.values()) or bool(steady.faults))
 
 
 if __name__ == "__main__":

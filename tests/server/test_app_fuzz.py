@@ -73,7 +73,6 @@ def test_some_requests_are_answered(served: Served) -> None:
 
 def check(statuses: Counter[tuple[str, int]], num_examples: int) -> None:
     """Enough were sent, and every path has answered and refused some."""
-    print(sorted(statuses.items()))
     assert sum(statuses.values()) >= num_examples
     for path in PATHS:
         assert statuses[path, 200] > 0, statuses
