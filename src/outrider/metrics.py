@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import sqrt
-from statistics import fmean
 
 from outrider.core import AcceptanceStats
 
@@ -125,7 +124,7 @@ def fitted_trend(times: Sequence[float], values: Sequence[float]) -> Trend:
     """
     if len(times) != len(values) or len(times) < 3 or min(times) == max(times):
         raise ValueError(f"a trend needs three points or more, apart in time; here are {len(times)} and {len(values)}")
-    mean_time, mean_value = fmean(times), fmean(values)
+    mean_time, mean_value = _mean(times), _mean(values)
     spread = sum((time - mean_time) ** 2 for time in times)
     shared = sum((time - mean_time) * (value - mean_value) for time, value in zip(times, values, strict=True))
     total = sum((value - mean_value) ** 2 for value in values)
@@ -139,7 +138,7 @@ def retention(values: Sequence[float]) -> float:
     if len(values) < 5:
         raise ValueError(f"retention compares fifths; here are {len(values)} values")
     fifth = len(values) // 5
-    return fmean(values[-fifth:]) / fmean(values[:fifth])
+    return _mean(values[-fifth:]) / _mean(values[:fifth])
 
 
 def floor_rise(values: Sequence[float]) -> float:
@@ -152,3 +151,7 @@ def floor_rise(values: Sequence[float]) -> float:
         raise ValueError(f"a floor needs ten values or more; here are {len(values)}")
     least_before, least_after = list(accumulate(values, min)), list(accumulate(reversed(values), min))[::-1]
     return max(least_after[place] - least_before[place - 1] for place in places)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
