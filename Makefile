@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo serve test test-slow fuzz load lint format golden clean
+.PHONY: help setup setup-dev demo serve test test-slow clients fuzz load lint format golden clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -28,7 +28,11 @@ test: setup-dev ## the default tests: CPU, no network, none that are slow
 test-slow: setup-dev ## the slow tests
 	$(PYTEST) -m "slow and not gpu"
 
-fuzz: setup-dev ## two thousand requests made from the server's own description
+clients: setup-dev ## the server as OpenAI's client and LiteLLM see it; installs LiteLLM first
+	$(PIP) --editable ".[demo,server,train,dev,clients]"
+	$(PYTEST) -m "slow or not slow" tests/server/test_app_on_engine.py tests/server/test_app_litellm.py
+
+fuzz: setup-dev ## requests made from the server's own description: 2,000 by script, 200 on the engine
 	$(PYTEST) -m slow tests/server/test_app_fuzz.py
 
 load: setup-dev ## 500 requests over 16 streams on the embedded default: nothing lost, leaked or changed

@@ -1,4 +1,4 @@
-"""A real server on a free port for tests: the scripted backend behind it, any HTTP client before it."""
+"""A real server on a free port for tests: the scripted backend or an engine behind it, any HTTP client before it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import openai
 import uvicorn
 from fastapi import FastAPI
 
+from outrider.backends.base import ServingBackend
 from outrider.backends.scripted import Script, ScriptedBackend, Step, byte_tokenizer
 from outrider.server.app import ServerConfig, create_app
 
@@ -28,7 +29,7 @@ class Served:
     """Where it listens, and what is behind it."""
 
     url: str
-    backend: ScriptedBackend
+    backend: Any  # ScriptedBackend or LocalServing: a test asks its own one what it saw
     app: FastAPI
     http: httpx.Client
     sdk: openai.OpenAI = field(init=False)
@@ -44,7 +45,13 @@ class Served:
 @contextmanager
 def serve(scripts: Mapping[str, Script], config: ServerConfig | None = None, **options: Any) -> Iterator[Served]:
     """Serve scripts; options go to ScriptedBackend."""
-    backend = ScriptedBackend(scripts, **options)
+    with serve_backend(ScriptedBackend(scripts, **options), config) as served:
+        yield served
+
+
+@contextmanager
+def serve_backend(backend: ServingBackend, config: ServerConfig | None = None) -> Iterator[Served]:
+    """Start a backend and serve it; the server stops it in the end."""
     backend.start()
     app = create_app(backend, config)
     with listening(app) as url, httpx.Client(base_url=url, timeout=30.0) as http:

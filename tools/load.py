@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from outrider import metrics
 from tools.load_server import Client, Job, Outcome, ServerProcess, http_client, running_server
 
 PROMPTS = (
@@ -108,8 +109,8 @@ def _begins(whole: Outcome, begun: Outcome) -> bool:
 
 def growth_of(samples: Sequence[float]) -> float:
     """By what share a least-squares line through evenly spaced samples rises from its beginning to its end."""
-    slope, start = statistics.linear_regression(range(len(samples)), samples)
-    return slope * (len(samples) - 1) / start
+    trend, rise = metrics.fitted_trend(range(len(samples)), samples), len(samples) - 1
+    return trend.slope * rise / (statistics.fmean(samples) - trend.slope * rise / 2)
 
 
 def count_unended(jobs: Sequence[Job], before: dict[str, float], after: dict[str, float]) -> int:
