@@ -46,6 +46,9 @@ class CountedSpace(CacheSpace):
         assert self.pages(len(token_ids)) <= self.used[seat]
         self.published.append((seat, tuple(token_ids), tuple(boundaries)))
 
+    def withdraw(self, seat: int) -> None:
+        """Nothing was shared."""
+
     def release(self, seat: int) -> None:
         """Give all back."""
         del self.used[seat]
