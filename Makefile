@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo serve test test-slow fuzz load lint format golden clean
+.PHONY: help setup setup-dev demo serve test test-slow fuzz load prefix lint format golden clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ fuzz: setup-dev ## two thousand requests made from the server's own description
 
 load: setup-dev ## 500 requests over 16 streams on the embedded default: nothing lost, leaked or changed
 	$(BIN)/python tools/load.py
+
+prefix: setup-dev ## prompts whose beginning is in the caches, and the same ones cold: text, acceptance, seconds
+	$(BIN)/python tools/prefix_reuse.py
 
 lint: setup-dev ## ruff, mypy and the import contract
 	$(BIN)/ruff check

@@ -1,4 +1,4 @@
-"""Shared prefixes under all that can befall a request: text, drafts and accounts are those of an engine that had none."""
+"""Shared prefixes under all that can befall a request: text and drafts are those of an engine that had none."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ def tight_engine(context_length: int = 128) -> tuple[Engine, KvCache]:
     return paged_engine(TARGET, DRAFTER, budget_bytes=least_budget(2), **settings)
 
 
-def test_who_lost_its_seat_finds_its_own_text_and_counts_none_of_it() -> None:
-    """Two texts that do not fit beside each other, the younger one pushed out while its prompt is prefilled."""
+def test_who_lost_its_seat_goes_on_as_before() -> None:
+    """Two texts that do not fit beside each other: the younger one is pushed out."""
     engine, kv_cache = tight_engine()
     long, other = [(7 * i + 3) % 95 for i in range(60)], [(5 * i + 1) % 95 for i in range(60)]
     first = engine.add(long, SamplingParams(max_tokens=40))
