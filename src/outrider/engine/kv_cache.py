@@ -205,7 +205,7 @@ class KvCache:
 
         Boundaries are numbers of tokens where later prompts are likely to part: ends of turns, of the prompt, of the
         answer. A window's pages are kept only for the last window + 256 tokens before one, and a seat gives its old
-        ones up as it grows: publish after every pass of a prompt, each time with all boundaries, those to come included.
+        ones up as it grows: publish after every pass of a prompt, with all boundaries each time, later ones included.
         """
         size, keys = self.plan.page_size, self.page_keys[seat]
         num_known = len(keys)
