@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo serve test test-slow clients fuzz load lint format golden clean
+.PHONY: help setup setup-dev demo serve test test-slow clients fuzz load prefix lint format golden clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ fuzz: setup-dev ## requests made from the server's own description: 2,000 by scr
 
 load: setup-dev ## 500 requests over 16 streams on the embedded default: nothing lost, leaked or changed
 	$(BIN)/python -m tools.load
+
+prefix: setup-dev ## prompts whose beginning is in the caches, and the same ones cold: text, acceptance, seconds
+	$(BIN)/python tools/prefix_reuse.py
 
 lint: setup-dev ## ruff, mypy and the import contract
 	$(BIN)/ruff check

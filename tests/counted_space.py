@@ -13,6 +13,7 @@ class CountedSpace(CacheSpace):
     def __init__(self, num_pages: int, *, page_size: int = 4) -> None:
         self.num_pages, self.page_size = num_pages, page_size
         self.max_positions = num_pages * page_size
+        self.num_found = 0  # tokens that it says an earlier text left
         self.used: dict[int, int] = {}  # pages by seat
         self.published: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
 
@@ -31,7 +32,7 @@ class CountedSpace(CacheSpace):
         if self.pages(len(token_ids)) > self.num_free:
             return None
         self.used[seat] = 0
-        return 0
+        return self.num_found
 
     def reserve(self, seat: int, *, num_committed: int, num_rows: int) -> bool:
         """Take what is missing."""
@@ -45,6 +46,9 @@ class CountedSpace(CacheSpace):
         """Note it."""
         assert self.pages(len(token_ids)) <= self.used[seat]
         self.published.append((seat, tuple(token_ids), tuple(boundaries)))
+
+    def withdraw(self, seat: int) -> None:
+        """Nothing was shared."""
 
     def release(self, seat: int) -> None:
         """Give all back."""

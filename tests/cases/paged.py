@@ -45,6 +45,7 @@ class PagedRequest:
     seat: int
     token_ids: list[int]
     num_cached_tokens: int
+    boundaries: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)  # drafts accepted in each cycle
 
     @property
@@ -88,7 +89,7 @@ class PagedModels:
             best, taps = self._run(rows)
             self.drafter.write_context(taps, rows.seats, positions, cache.drafter_caches)
             cache.publish(seat, prompt[: start + len(token_ids)], [*boundaries, len(prompt)])
-        return PagedRequest(seat, [*prompt, best[-1]], num_cached)
+        return PagedRequest(seat, [*prompt, best[-1]], num_cached, [*boundaries, len(prompt)])
 
     def draft_logits(self, request: PagedRequest) -> Tensor:
         """What the drafter would propose after the anchor, [drafts, V]."""
@@ -122,6 +123,6 @@ class PagedModels:
     def finish(self, request: PagedRequest) -> None:
         """Publish the whole text and leave the seat."""
         committed = request.token_ids[:-1]
-        self.kv_cache.publish(request.seat, committed, [len(committed)])
+        self.kv_cache.publish(request.seat, committed, [*request.boundaries, len(committed)])
         self.kv_cache.release(request.seat)
         self.kv_cache.assert_consistent()

@@ -8,6 +8,7 @@ import pytest
 from torch import Tensor
 
 from outrider.core import AcceptanceStats, SamplingParams
+from outrider.engine import kv_cache as kv_cache_module
 from outrider.engine.engine import Engine
 from outrider.engine.kv_cache import KvCache
 from outrider.engine.state import RequestState
@@ -34,8 +35,8 @@ def new_engine(window: int | None = None) -> tuple[Engine, KvCache, list[Tensor]
     return *paged_engine(TARGET, drafter), logits
 
 
-def run(engine: Engine, prompt: list[int], *, boundaries: tuple[int, ...] = ()) -> RequestState:
-    request = engine.add(prompt, PARAMS, boundaries=boundaries)
+def run(engine: Engine, prompt: list[int], *, boundaries: tuple[int, ...] = (), num_tokens: int = 12) -> RequestState:
+    request = engine.add(prompt, SamplingParams(max_tokens=num_tokens), boundaries=boundaries)
     while engine.has_work:
         engine.step()
     return request
@@ -50,17 +51,19 @@ def spoil_free_pages(kv_cache: KvCache) -> None:
                     cache.keys[page] = cache.values[page] = math.nan
 
 
-def assert_hit_equals_cold(prompt: list[int], before: list[list[int]], *, num_cached: int, window: int | None) -> None:
+def assert_hit_equals_cold(
+    prompt: list[int], before: list[list[int]], *, num_cached: int, window: int | None, num_tokens: int = 12
+) -> None:
     cold, _, cold_logits = new_engine(window)
-    expected = run(cold, prompt)
+    expected = run(cold, prompt, num_tokens=num_tokens)
     engine, kv_cache, logits = new_engine(window)
     for text in before:
-        run(engine, text, boundaries=(20,))
+        run(engine, text, boundaries=(20,), num_tokens=num_tokens)
     spoil_free_pages(kv_cache)
     logits.clear()
-    request = run(engine, prompt)
+    request = run(engine, prompt, num_tokens=num_tokens)
     assert request.num_cached_tokens == num_cached
-    assert request.output_token_ids == expected.output_token_ids == reference_greedy(TARGET, prompt, PARAMS.max_tokens)
+    assert request.output_token_ids == expected.output_token_ids == reference_greedy(TARGET, prompt, num_tokens)
     assert request.acceptance == expected.acceptance
     assert all(bool(each.isfinite().all()) for each in logits)
     assert len(logits) == len(cold_logits)
@@ -113,6 +116,38 @@ def test_t016_hit_and_miss_on_the_embedded_default() -> None:
         forget()
         outcome(0, first)
         assert outcome((len(later) - 5) // 16 * 16, later) == cold
+
+
+@pytest.mark.parametrize("num_tokens", range(15, 34))
+def test_t016_at_every_place_in_a_page(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than any window, which keeps only what is near the end: the hit is up to the last border before it."""
+    monkeypatch.setattr(kv_cache_module, "WINDOW_SLACK_TOKENS", PAGE_SIZE)
+    text = [(11 * i + 5) % 95 for i in range(num_tokens)]
+    assert_hit_equals_cold(
+        [*text, 7, 8, 9], [text], num_cached=num_tokens // PAGE_SIZE * PAGE_SIZE, window=6, num_tokens=3
+    )
+
+
+@pytest.mark.parametrize("num_tokens", [5, 6, 8, 9])
+def test_t016_shorter_than_a_window(num_tokens: int) -> None:
+    assert_hit_equals_cold(
+        PROMPT[:num_tokens], [PROMPT], num_cached=(num_tokens - 1) // PAGE_SIZE * PAGE_SIZE, window=6, num_tokens=3
+    )
+
+
+def test_t016_two_continuations_at_once() -> None:
+    """Both go on from the same pages, in the same passes."""
+    engine, kv_cache, _ = new_engine(window=6)
+    run(engine, PROMPT)
+    ends = ([1, 2, 3], [4, 5])
+    requests = [engine.add([*PROMPT, *end], PARAMS) for end in ends]
+    while engine.has_work:
+        engine.step()
+    for request in requests:
+        assert request.num_cached_tokens == 24
+        alone = run(new_engine(window=6)[0], list(request.prompt_token_ids))
+        assert (request.output_token_ids, request.acceptance) == (alone.output_token_ids, alone.acceptance)
+    kv_cache.assert_consistent()
 
 
 def test_t016_hits_are_whole_pages() -> None:

@@ -14,5 +14,6 @@ def test_a_seat_is_a_page() -> None:
     assert space.reserve(0, num_committed=4, num_rows=4)
     assert not space.reserve(0, num_committed=4, num_rows=5)
     space.publish(0, [1, 2], [2])
+    space.withdraw(0)
     space.release(0)
     assert space.num_free == 2

@@ -167,6 +167,36 @@ def test_windows_are_kept_before_boundaries_and_nowhere_else() -> None:
     assert cache.match_prefix([*TEXT[:300], 1, 2]) == 0
 
 
+def test_pages_are_kept_before_an_end_that_moves_and_not_where_it_was() -> None:
+    cache = make_cache(num_seats=1, context_length=1000)
+    fill(cache, 0, TEXT[:100], [100])
+    for end in range(100, 1000, 4):  # an answer
+        assert cache.reserve(0, num_committed=end, num_rows=4)
+        cache.publish(0, TEXT[: end + 4], [100, end + 4])
+        cache.assert_consistent()
+    kept = {4 * (i + 1) for i, key in enumerate(cache.page_keys[0]) if cache.groups[0].pool.find(key) is not None}
+    assert kept == {4 * n for n in range(1, 251) if 4 * n <= 100 or 4 * n > 1000 - 264}
+    assert cache.match_prefix([*TEXT[:100], 1]) == 100
+    assert cache.match_prefix([*TEXT[:900], 1]) == 900
+    assert cache.match_prefix([*TEXT[:600], 1]) == 100
+    assert sum(cache.groups[1].pool.find(key) is not None for key in cache.page_keys[0]) == 250
+
+
+def test_what_is_withdrawn_is_found_no_more_whoever_holds_it() -> None:
+    cache = make_cache()
+    fill(cache, 0, TEXT[:22], [22])
+    assert cache.match_prefix(TEXT[:22]) == 20
+    cache.adopt(1, TEXT[:22], 20)
+    fill(cache, 1, TEXT[:26], [26], start=20)
+    cache.withdraw(1)
+    cache.assert_consistent()
+    assert cache.match_prefix(TEXT[:26]) == 0
+    for seat in (0, 1):
+        cache.release(seat)
+    cache.assert_consistent()
+    assert cache.num_cached_pages == 0
+
+
 def test_the_end_of_a_prefix_is_given_up_before_its_beginning() -> None:
     cache = make_cache(least=True)
     fill(cache, 0, TEXT[:40], [40])
@@ -203,7 +233,9 @@ def test_accounts_are_exact_in_any_order(data: st.DataObject) -> None:
             start = cache.match_prefix(text)
             cache.adopt(seat, text, start)
             running[seat] = text, start
-        elif data.draw(st.integers(0, 5)) == 0:
+        elif (end := data.draw(st.integers(0, 9))) < 2:
+            if end:
+                cache.withdraw(seat)
             cache.release(seat)
             del running[seat]
         else:

@@ -63,6 +63,28 @@ def test_the_first_page_found_by_a_key_stays_the_one() -> None:
     pool.assert_consistent([first, second])
 
 
+def test_a_held_page_takes_the_name_of_one_that_nobody_holds() -> None:
+    """Or the first would be given up before those that follow the second."""
+    pool = PagePool(2)
+    first, second = named(pool, b"a"), pool.take()
+    assert pool.name(second, b"a")
+    assert (pool.find(b"a"), pool.num_cached, pool.num_free) == (second, 0, 1)
+    assert pool.is_writable(pool.take())
+    pool.assert_consistent([first, second])
+
+
+def test_one_page_can_be_forgotten() -> None:
+    pool = PagePool(3)
+    named(pool, b"a")
+    held = pool.take()
+    pool.name(held, b"b")
+    for key in (b"a", b"b", b"c"):
+        pool.forget(key)
+        assert pool.find(key) is None
+    assert (pool.num_cached, pool.num_free) == (0, 2)
+    pool.assert_consistent([held])
+
+
 def test_cached_pages_go_last_and_the_oldest_of_them_first() -> None:
     pool = PagePool(4)
     pages = {key: named(pool, key) for key in (b"a", b"b", b"c")}
@@ -116,5 +138,7 @@ def test_accounts_are_exact_whatever_happens(num_pages: int, max_cached: int, st
             held.append(page)
         elif action == 4 and number == 0:
             pool.forget_all()
+        elif action == 4:
+            pool.forget(key)
         pool.assert_consistent(held)
         assert pool.num_free == num_pages - len(Counter(held))

@@ -84,6 +84,24 @@ def test_a_text_begun_is_prefilled_but_for_its_anchor() -> None:
     assert second.prefill_token_ids == (1, 1, 1, 1, 2, 7)
 
 
+def test_a_prompt_pushed_out_half_way_counts_nothing_of_its_own_as_cached() -> None:
+    """What it finds when it comes back it had left there itself."""
+    space = CountedSpace(3)
+    scheduler = Scheduler(num_seats=2, space=space)
+    first, second = started(scheduler, make_request(0)), make_request(1, 8)
+    scheduler.waiting.append(second)
+    space.num_found = 2
+    assert scheduler.next_to_prefill() is second
+    assert (second.num_cached_tokens, second.num_computed_tokens) == (2, 2)
+    scheduler.make_room(second, num_committed=0, num_rows=8)
+    assert scheduler.make_room(first, num_committed=0, num_rows=8)
+    assert (second.seat, second.num_preemptions) == (-1, 1)
+    scheduler.remove(first)
+    space.num_found = 4
+    assert scheduler.next_to_prefill() is second
+    assert (second.num_cached_tokens, second.num_computed_tokens) == (2, 4)
+
+
 def test_removing_frees_wherever_a_request_is() -> None:
     space = CountedSpace(8)
     scheduler = Scheduler(num_seats=4, space=space)

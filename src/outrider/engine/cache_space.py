@@ -39,6 +39,10 @@ class CacheSpace(Protocol):
         """
         ...
 
+    def withdraw(self, seat: int) -> None:
+        """Let no later text share what the seat holds: its rows are in doubt."""
+        ...
+
     def release(self, seat: int) -> None:
         """Take the seat back; what it published may stay."""
         ...
@@ -68,6 +72,9 @@ class SeatSpace:
 
     def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
         """Nothing is shared."""
+
+    def withdraw(self, seat: int) -> None:
+        """Nothing was shared."""
 
     def release(self, seat: int) -> None:
         """The seat is free again."""
@@ -102,6 +109,10 @@ class PagedSpace:
     def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
         """Whole pages only."""
         self.kv_cache.publish(seat, token_ids, boundaries)
+
+    def withdraw(self, seat: int) -> None:
+        """Those that others published count, too: one of them may be the cause."""
+        self.kv_cache.withdraw(seat)
 
     def release(self, seat: int) -> None:
         """Its published pages stay until their memory is needed."""

@@ -363,6 +363,7 @@ class Engine:
 
     def _fail(self, request: RequestState, error: str = NOT_FINITE) -> Chunk:
         chunk = request.fail(error)
+        self.scheduler.space.withdraw(request.seat)  # or every later request with this text would fail, too
         self.scheduler.remove(request)
         return chunk
 

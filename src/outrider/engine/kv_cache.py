@@ -32,6 +32,12 @@ class PageGroup:
     table: Tensor  # int32 [S, W], -1 where a seat has no page
     pool: PagePool
     pages: list[dict[int, int]]
+    named: list[set[int]] = field(init=False)
+    """Of each seat, the logical pages that it made findable itself; of layers with a window only."""
+
+    def __post_init__(self) -> None:
+        """Nothing is findable yet."""
+        self.named = [set() for _ in self.pages]
 
     def first_visible(self, position: int, page_size: int) -> int:
         """First logical page that the row at `position` may see; a drafter's windows reach one further than a row's."""
@@ -53,6 +59,22 @@ class PageGroup:
             return True
         end, reach = (logical + 1) * page_size, self.plan.window + WINDOW_SLACK_TOKENS
         return any(boundary - reach < end <= boundary for boundary in boundaries)
+
+    def publish(self, seat: int, keys: Sequence[bytes], num_known: int, boundaries: Sequence[int], size: int) -> None:
+        """Name what is worth finding of a seat's whole pages, the first `num_known` of which were offered before.
+
+        An answer's end moves on: pages of a window that were named for where it was are forgotten, or a long answer
+        would leave no room for anything else.
+        """
+        held, named = self.pages[seat], self.named[seat]
+        for logical in range(num_known, len(keys)) if self.plan.window is None else sorted(held):
+            if logical < len(keys) and self.is_kept(logical, boundaries, size):
+                is_new = self.pool.name(held[logical], keys[logical])
+                if is_new and self.plan.window is not None:
+                    named.add(logical)
+        for logical in [logical for logical in named if not self.is_kept(logical, boundaries, size)]:
+            named.remove(logical)
+            self.pool.forget(keys[logical])
 
     def holds_before(self, keys: Sequence[bytes], page_size: int) -> list[bool]:
         """For each n from 0 to len(keys): True if all pages that the row after n pages may see can be found."""
@@ -152,6 +174,7 @@ class KvCache:
         for group in self.groups:
             for logical in sorted(group.pages[seat], reverse=True):
                 group.drop(seat, logical)
+            group.named[seat].clear()
         self.page_keys[seat] = []
 
     def match_prefix(self, token_ids: Sequence[int], *, salt: bytes = b"") -> int:
@@ -182,17 +205,20 @@ class KvCache:
 
         Boundaries are numbers of tokens where later prompts are likely to part: ends of turns, of the prompt, of the
         answer. A window's pages are kept only for the last window + 256 tokens before one, and a seat gives its old
-        ones up as it grows: publish after every pass of a prompt, with boundaries that are yet to come.
+        ones up as it grows: publish after every pass of a prompt, with all boundaries each time, later ones included.
         """
         size, keys = self.plan.page_size, self.page_keys[seat]
         num_known = len(keys)
         _extended(keys, token_ids, len(token_ids) // size, size, salt)
+        if len(keys) > num_known:
+            for group in self.groups:
+                group.publish(seat, keys, num_known, boundaries, size)
+
+    def withdraw(self, seat: int) -> None:
+        """No page of a seat's text, as far as it was published, can be found any more, whoever holds it."""
         for group in self.groups:
-            held = group.pages[seat]
-            candidates = range(num_known, len(keys)) if group.plan.window is None else sorted(held)
-            for logical in candidates:
-                if logical < len(keys) and group.is_kept(logical, boundaries, size):
-                    group.pool.name(held[logical], keys[logical])
+            for key in self.page_keys[seat]:
+                group.pool.forget(key)
 
     def forget_prefixes(self) -> None:
         """Nothing published can be found any more; what seats hold stays theirs."""

@@ -60,11 +60,30 @@ class PagePool:
         while len(self._cached) > self.max_cached_pages:
             self._evict()
 
-    def name(self, page: int, key: bytes) -> None:
-        """Make a held page findable, unless it is already or another page with this content is."""
+    def name(self, page: int, key: bytes) -> bool:
+        """Make a held page findable, unless it is already or another held page with this content is; True if it was.
+
+        It takes the place of a page that nobody holds: that one would be given up long before those that follow it.
+        """
         assert self._num_holders[page] > 0, f"nobody holds page {page}"
-        if page not in self._key_of and key not in self._page_of:
-            self._page_of[key], self._key_of[page] = page, key
+        if page in self._key_of:
+            return False
+        other = self._page_of.get(key)
+        if other is not None and self._num_holders[other]:
+            return False
+        self.forget(key)
+        self._page_of[key], self._key_of[page] = page, key
+        return True
+
+    def forget(self, key: bytes) -> None:
+        """The page with this key, if there is one, can be found no more; it is blank if nobody holds it."""
+        page = self._page_of.pop(key, None)
+        if page is None:
+            return
+        del self._key_of[page]
+        if page in self._cached:
+            del self._cached[page]
+            self._blank.append(page)
 
     def find(self, key: bytes) -> int | None:
         """The page with this key."""
@@ -82,9 +101,7 @@ class PagePool:
         self._key_of.clear()
 
     def _evict(self) -> None:
-        page, _ = self._cached.popitem(last=False)
-        del self._page_of[self._key_of.pop(page)]
-        self._blank.append(page)
+        self.forget(self._key_of[next(iter(self._cached))])
 
     def assert_consistent(self, held: Iterable[int]) -> None:
         """Check the accounts against `held`, every page as often as seats hold it."""

@@ -42,7 +42,7 @@ class Scheduler:
             found = self.space.admit(seat, request.prefill_token_ids, is_shareable=request.given is None)
             if found is not None:
                 request.seat, request.num_computed_tokens = seat, found
-                if not request.output_token_ids:
+                if request.num_preemptions == 0:  # later it finds what it left itself
                     request.num_cached_tokens = found
                 self.prefilling = self.waiting.popleft()
         return self.prefilling
@@ -68,6 +68,7 @@ class Scheduler:
         """
         self.remove(request)
         self.waiting.appendleft(request)
+        request.num_preemptions += 1
         self.num_preemptions += 1
 
     def remove(self, request: RequestState) -> None:

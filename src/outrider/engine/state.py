@@ -37,6 +37,7 @@ class RequestState:
     seat: int = -1  # -1 while it waits
     num_computed_tokens: int = 0  # while it is prefilled: how many tokens have their keys and values
     num_cached_tokens: int = 0  # of its prompt, found in the caches when it was first prefilled
+    num_preemptions: int = 0  # times it lost its seat
     output_token_ids: list[int] = field(default_factory=list)
     text: str = ""
     pending_text: str = ""  # decoded, but it might begin a stop string
