@@ -47,6 +47,6 @@ class DrafterFault(EngineFault):
 class OverloadedError(OutriderError):
     """There is no room for another request now; trying again later may work."""
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
