@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-slow lint format golden clean
+.PHONY: help setup setup-dev demo serve test test-slow clients fuzz load prefix lint format golden clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -18,12 +18,28 @@ setup-dev: $(VENV)/.dev-stamp ## setup, and what tests and lint need
 demo: setup ## the embedded default, plain and with its drafter, side by side
 	$(BIN)/outrider demo
 
+serve: setup-dev ## the embedded default behind an OpenAI-compatible server
+	$(BIN)/outrider serve
+
 # Two processes of one thread each: more threads would wait for each other.
 test: setup-dev ## the default tests: CPU, no network, none that are slow
 	OMP_NUM_THREADS=1 $(PYTEST) -n 2
 
 test-slow: setup-dev ## the slow tests
 	$(PYTEST) -m "slow and not gpu"
+
+clients: setup-dev ## the server as OpenAI's client and LiteLLM see it; installs LiteLLM first
+	$(PIP) --editable ".[demo,server,train,dev,clients]"
+	$(PYTEST) -m "slow or not slow" tests/server/test_app_on_engine.py tests/server/test_app_litellm.py
+
+fuzz: setup-dev ## requests made from the server's own description: 2,000 by script, 200 on the engine
+	$(PYTEST) -m slow tests/server/test_app_fuzz.py
+
+load: setup-dev ## 500 requests over 16 streams on the embedded default: nothing lost, leaked or changed
+	$(BIN)/python -m tools.load
+
+prefix: setup-dev ## prompts whose beginning is in the caches, and the same ones cold: text, acceptance, seconds
+	$(BIN)/python tools/prefix_reuse.py
 
 lint: setup-dev ## ruff, mypy and the import contract
 	$(BIN)/ruff check
@@ -52,5 +68,5 @@ $(VENV)/.setup-stamp: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev-stamp: $(VENV)/.setup-stamp
-	$(PIP) --editable ".[demo,train,dev]"
+	$(PIP) --editable ".[demo,server,train,dev]"
 	@touch $@

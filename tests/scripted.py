@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch
+from outrider.engine.cache_space import CacheSpace
 from outrider.engine.engine import Engine, EngineConfig
 from outrider.engine.proposer import Proposer
 from outrider.engine.rejection import DraftBlock, point_mass_block
@@ -160,6 +161,7 @@ def make_test_engine(
     *,
     tokenizer: Tokenizer | None = None,
     end_token_ids: Sequence[int] = (),
+    space: CacheSpace | None = None,
     **settings: Any,
 ) -> Engine:
     """An engine on a toy or table target; settings go to EngineConfig, with a context of 128 unless told."""
@@ -172,7 +174,7 @@ def make_test_engine(
         dtype=target.dtype,
         device=target.device,
     )
-    return Engine(target, caches, proposer, tokenizer, config, frozenset(end_token_ids))
+    return Engine(target, caches, proposer, tokenizer, config, frozenset(end_token_ids), space)
 
 
 def run_requests(engine: Engine, *requests: tuple[Sequence[int], SamplingParams]) -> list[list[int]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.core import GREEDY_TEMPERATURE, MAX_LOGPROBS, MAX_STOP_STRINGS, AcceptanceStats, SamplingParams
+from outrider.core import GREEDY_TEMPERATURE, MAX_LOGPROBS, MAX_STOP_STRINGS, AcceptanceStats, Grammar, SamplingParams
 from outrider.errors import RequestError
 
 
@@ -58,6 +58,9 @@ def test_values_that_mean_something_are_taken(values: dict[str, Any]) -> None:
         ("stop_strings", ("",)),
         ("stop_strings", tuple("ab" * MAX_STOP_STRINGS)),
         ("stop_token_ids", (-1,)),
+        ("shown_token_ids", (-1,)),
+        ("shown_token_ids", 5),
+        ("grammar", "[a]"),
         ("stop_strings", None),
         ("stop_strings", 5),
         ("stop_token_ids", None),
@@ -117,3 +120,13 @@ def test_acceptance_counts_add_up() -> None:
     for draft_length, num_accepted_tokens in ((3, 3), (3, 0), (0, 0)):
         stats.record_cycle(draft_length=draft_length, num_accepted_tokens=num_accepted_tokens)
     assert stats == AcceptanceStats(3, 6, 3, {3: 1, 0: 2})
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "says"), [("xml", "", "kind 'xml' is not known"), ("regex", 3, "text is not")]
+)
+def test_grammars_that_are_none(kind: str, text: str, says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        Grammar(kind, text)
+    with pytest.raises(RequestError, match="at most 100000 characters"):
+        Grammar("regex", "a" * 100_001)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -118,3 +120,35 @@ def test_ngram_seen_agrees_with_its_slow_twin_at_every_token(n: int) -> None:
 def test_ngram_seen_refuses_an_empty_ngram() -> None:
     with pytest.raises(ValueError, match="n=0"):
         metrics.NgramSeen(0)
+
+
+def test_a_fitted_trend_by_hand() -> None:
+    trend = metrics.fitted_trend([0, 1, 2], [1, 3, 2])
+    assert trend.slope == pytest.approx(0.5)
+    assert trend.standard_error == pytest.approx(math.sqrt((2 - 0.5) / 2))
+    assert metrics.fitted_trend([0, 2, 4], [5, 6, 7]) == metrics.Trend(0.5, 0.0)
+
+
+def test_retention_compares_fifths() -> None:
+    assert metrics.retention([10, 10, 99, 0, 50, 50, 50, 50, 5, 9]) == 0.7
+
+
+def test_a_floor_rises_only_where_it_stays() -> None:
+    assert metrics.floor_rise([1, 2, 1, 2, 1, 5, 4, 6, 5, 4]) == 3
+    assert metrics.floor_rise([1, 2, 1, 2, 1, 5, 4, 6, 5, 1]) == 0
+    assert metrics.floor_rise([5.0] * 10 + [4.0] * 10) == 0
+    assert metrics.floor_rise([1.0] * 18 + [9.0] * 2) == 0  # too short to be a level
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: metrics.fitted_trend([1, 2], [1, 2]),
+        lambda: metrics.fitted_trend([1, 1, 1], [1, 2, 3]),
+        lambda: metrics.retention([1, 2, 3, 4]),
+        lambda: metrics.floor_rise([1] * 9),
+    ],
+)
+def test_series_that_are_too_short_are_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match="here are"):
+        call()

@@ -129,6 +129,24 @@ def test_control_tokens_do_not_end_a_character(tokenizer: Tokenizer) -> None:
     assert pieces(tokenizer, [first, tokenizer.bos_id, *rest]) == ["", "", "", "", "€"]
 
 
+def test_control_tokens_that_are_shown(tokenizer: Tokenizer) -> None:
+    turn = tokenizer.id_of("<end_of_turn>")
+    assert turn is not None
+    assert turn in tokenizer.special_ids
+    hello, euro = tokenizer.encode(" hello", add_bos=False), byte_ids(tokenizer, "€".encode())
+    decoder = IncrementalDecoder(tokenizer, shown_ids=[turn, *hello])
+    assert decoder.push([tokenizer.bos_id, *hello, turn, *hello, turn, turn]) == (
+        " hello<end_of_turn> hello<end_of_turn><end_of_turn>"
+    )
+    assert [decoder.push([token_id]) for token_id in [*euro, turn]] == ["", "", "", "€<end_of_turn>"]
+    assert decoder.flush() == ""
+
+
+def test_ids_by_spelling(tokenizer: Tokenizer) -> None:
+    assert tokenizer.id_of("<bos>") == tokenizer.bos_id
+    assert tokenizer.id_of("<no such token>") is None
+
+
 def test_end_tokens_can_come_from_the_config(tokenizer: Tokenizer, tiny_json: Path) -> None:
     assert Tokenizer.from_file(tiny_json).eos_ids == (1,)
     assert Tokenizer.from_file(tiny_json, eos_ids=[1, 106]).eos_ids == (1, 106)

@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.backends.local import LLM, load
-    from outrider.core import AcceptanceStats, Chunk, Generation, SamplingParams, TokenLogprobs
+    from outrider.core import AcceptanceStats, Chunk, Generation, Grammar, SamplingParams, TokenLogprobs
     from outrider.engine.engine import EngineConfig
 
-__all__ = ["LLM", "AcceptanceStats", "Chunk", "EngineConfig", "Generation", "SamplingParams", "TokenLogprobs", "load"]
+__all__ = [
+    "LLM",
+    "AcceptanceStats",
+    "Chunk",
+    "EngineConfig",
+    "Generation",
+    "Grammar",
+    "SamplingParams",
+    "TokenLogprobs",
+    "load",
+]
 
 _HOMES = {
     "LLM": "outrider.backends.local",
@@ -21,6 +31,7 @@ _HOMES = {
     "AcceptanceStats": "outrider.core",
     "Chunk": "outrider.core",
     "Generation": "outrider.core",
+    "Grammar": "outrider.core",
     "SamplingParams": "outrider.core",
     "TokenLogprobs": "outrider.core",
 }

@@ -14,6 +14,28 @@ MAX_LOGIT_BIAS = 100.0
 GREEDY_TEMPERATURE = 1e-5  # at or below, a request is greedy; dividing logits by less overflows float32
 
 
+GRAMMAR_KINDS = ("json_schema", "json_object", "regex", "ebnf", "structural_tag")
+MAX_GRAMMAR_CHARACTERS = 100_000
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an answer must match as a whole, whatever the target would rather write."""
+
+    kind: str
+    """'json_schema' (properties that it does not name are not written), 'json_object', 'regex', xgrammar's 'ebnf', or
+    'structural_tag' (xgrammar's JSON, which may spell the request's `shown_token_ids`)."""
+    text: str = ""
+    """Empty for 'json_object'."""
+
+    def __post_init__(self) -> None:
+        """Refuse kinds that do not exist; what the text means is checked where it is compiled."""
+        if self.kind not in GRAMMAR_KINDS:
+            raise RequestError(f"grammar kind {self.kind!r} is not known. Use one of {', '.join(GRAMMAR_KINDS)}.")
+        if not isinstance(self.text, str) or len(self.text) > MAX_GRAMMAR_CHARACTERS:
+            raise RequestError(f"the grammar's text is not a string of at most {MAX_GRAMMAR_CHARACTERS} characters.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How one request is decoded. Names as in the OpenAI and vLLM APIs.
@@ -57,12 +79,16 @@ class SamplingParams:
     """Taken off a token's logit once for each time it was generated before."""
     repetition_penalty: float = 1.0
     """Logits of tokens in prompt or answer are divided by it where positive, multiplied where negative; 1 is none."""
+    grammar: Grammar | None = None
+    """What the answer must match; it comes after the adjustments and wins where they would leave it nothing."""
+    shown_token_ids: tuple[int, ...] = ()
+    """Control tokens that are spelled out in the text, for a reader who parses it; the others are left out."""
     logprobs: int | None = None
     """Report the chosen token's raw log-probability and that of so many likeliest tokens; None reports nothing."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot mean anything, naming the field."""
-        for name in ("stop_strings", "stop_token_ids", "bad_words", "allowed_token_ids"):
+        for name in ("stop_strings", "stop_token_ids", "shown_token_ids", "bad_words", "allowed_token_ids"):
             value = getattr(self, name)
             if name == "allowed_token_ids" and value is None:
                 continue
@@ -85,6 +111,10 @@ class SamplingParams:
             raise RequestError("stop_strings holds an entry that is empty or not a string; remove it.")
         for token_id in self.stop_token_ids:
             _check_integer("stop_token_ids", token_id, low=0)
+        for token_id in self.shown_token_ids:
+            _check_integer("shown_token_ids", token_id, low=0)
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise RequestError(f"grammar={self.grammar!r} is not a Grammar.")
         self._check_adjustments()
 
     def _check_adjustments(self) -> None:
@@ -159,6 +189,19 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True)
+class RequestSummary:
+    """What is known of a request once it has ended."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    """Prompt tokens whose keys and values an earlier request had left."""
+    num_output_tokens: int
+    acceptance: AcceptanceStats
+    error: str | None = None
+    """Why it failed; None unless its finish reason is 'error'."""
+
+
+@dataclass(frozen=True)
 class Chunk:
     """What one cycle (or prefill) added to one request."""
 
@@ -168,11 +211,13 @@ class Chunk:
     num_accepted_draft_tokens: int
     """How many of `token_ids`, from the first, were drafted and accepted; the rest the target added itself."""
     finish_reason: str | None = None
-    """None while running; then 'stop', 'length' or 'error'."""
+    """None while running; then 'stop', 'length', 'abort' or 'error'."""
     num_draft_tokens: int = 0
     """Drafts verified in the cycle; 0 for the first token and for plain decoding."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each of `token_ids` if the request asked for them."""
+    summary: RequestSummary | None = None
+    """With the last chunk of a request, from backends that serve."""
 
 
 @dataclass(frozen=True)

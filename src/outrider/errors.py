@@ -38,3 +38,15 @@ class EngineFault(OutriderError):
     """The engine failed in a way the request did not cause (for example logits that are not finite)."""
 
     exit_code = 1
+
+
+class DrafterFault(EngineFault):
+    """The drafter failed. The target can go on alone, since drafts decide nothing but speed."""
+
+
+class OverloadedError(OutriderError):
+    """There is no room for another request now; trying again later may work."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import sqrt
 
 from outrider.core import AcceptanceStats
 
@@ -103,3 +106,52 @@ class NgramSeen:
         known = ngram in self._seen
         self._seen.add(ngram)
         return known
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A straight line through a series: its slope and that slope's standard error, in values per unit of time."""
+
+    slope: float
+    standard_error: float
+
+
+def fitted_trend(times: Sequence[float], values: Sequence[float]) -> Trend:
+    """Ordinary least squares over at least three points; the error is of independent deviations from the line.
+
+    slope = S_tv / S_tt and error² = (S_vv − slope · S_tv) / ((n − 2) · S_tt), S being sums of products of deviations
+    from the means. ValueError for fewer points or no spread in time.
+    """
+    if len(times) != len(values) or len(times) < 3 or min(times) == max(times):
+        raise ValueError(f"a trend needs three points or more, apart in time; here are {len(times)} and {len(values)}")
+    mean_time, mean_value = _mean(times), _mean(values)
+    spread = sum((time - mean_time) ** 2 for time in times)
+    shared = sum((time - mean_time) * (value - mean_value) for time, value in zip(times, values, strict=True))
+    total = sum((value - mean_value) ** 2 for value in values)
+    slope = shared / spread
+    unexplained = max(0.0, total - slope * shared)
+    return Trend(slope, sqrt(unexplained / ((len(times) - 2) * spread)))
+
+
+def retention(values: Sequence[float]) -> float:
+    """Mean of the last fifth over mean of the first; ValueError for fewer than five values."""
+    if len(values) < 5:
+        raise ValueError(f"retention compares fifths; here are {len(values)} values")
+    fifth = len(values) // 5
+    return _mean(values[-fifth:]) / _mean(values[:fifth])
+
+
+def floor_rise(values: Sequence[float]) -> float:
+    """How far a series rose to a level that it never left again: the most that all values from some place on lie above
+    the least before it. Five values or more before, a fifth of all or more after; ValueError where there is no such
+    place. A saw-tooth has none, however high its teeth, and its rise is about 0.
+    """
+    places = range(5, len(values) - max(5, len(values) // 5) + 1)
+    if not places:
+        raise ValueError(f"a floor needs ten values or more; here are {len(values)}")
+    least_before, least_after = list(accumulate(values, min)), list(accumulate(reversed(values), min))[::-1]
+    return max(least_after[place] - least_before[place - 1] for place in places)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from tokenizers import Tokenizer as JsonTokenizer
@@ -58,6 +59,16 @@ class Tokenizer:
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=True)
         return text
 
+    def id_of(self, spelling: str) -> int | None:
+        """The id of a token by its exact spelling, such as "<bos>"; None if the vocabulary has no such token."""
+        token_id: int | None = self._backend.token_to_id(spelling)
+        return token_id
+
+    def spellings(self) -> list[str]:
+        """Every token as the vocabulary spells it, by id: "▁" for a space, "<0x0A>" for a byte; gaps are empty."""
+        by_id = {token_id: spelling for spelling, token_id in self._backend.get_vocab(with_added_tokens=True).items()}
+        return [by_id.get(token_id, "") for token_id in range(max(by_id) + 1)]
+
     def token_text(self, token_id: int) -> str:
         """How to show one token by itself: its text, or its spelling for control tokens and for parts of characters."""
         spelling: str | None = self._backend.id_to_token(token_id)
@@ -71,20 +82,32 @@ class IncrementalDecoder:
     """Decodes one stream of tokens as it grows. The pieces, joined, are `Tokenizer.decode` of all tokens.
 
     A run of byte tokens is kept back until another token ends it: whether a run is text is decided for all of it.
+    Control tokens are left out but for those in `shown_ids`, which are spelled out.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, shown_ids: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
+        self._shown_ids = frozenset(shown_ids) & tokenizer.special_ids
+        self._left_out_ids = tokenizer.special_ids - self._shown_ids
         self._pending_bytes: list[int] = []
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Take the next tokens and return the text that is final with them, perhaps empty."""
-        pending = [*self._pending_bytes, *(i for i in token_ids if i not in self._tokenizer.special_ids)]
+        pending = [*self._pending_bytes, *(i for i in token_ids if i not in self._left_out_ids)]
         end = len(pending)
         while end and pending[end - 1] in self._tokenizer.byte_ids:
             end -= 1
         self._pending_bytes = pending[end:]
-        return self._tokenizer.decode(pending[:end])
+        return self._decode(pending[:end])
+
+    def _decode(self, token_ids: list[int]) -> str:
+        if self._shown_ids.isdisjoint(token_ids):
+            return self._tokenizer.decode(token_ids)
+        runs = groupby(token_ids, key=lambda token_id: token_id in self._shown_ids)
+        return "".join(
+            "".join(map(self._tokenizer.token_text, run)) if is_shown else self._tokenizer.decode(run)
+            for is_shown, run in runs
+        )
 
     def flush(self) -> str:
         """Return what was kept back, at the end of the stream."""

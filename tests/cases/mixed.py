@@ -32,9 +32,10 @@ def finish_rows(
     *,
     after_step: Callable[[RequestState], None] = lambda request: None,
 ) -> RequestState:
-    """Run one request to its end."""
+    """Run one request to its end; `after_step` is called from its first token on."""
     request = engine.add_rows(prompt, params)
     while engine.has_work:
         engine.step()
-        after_step(request)
+        if request.output_token_ids:
+            after_step(request)
     return request

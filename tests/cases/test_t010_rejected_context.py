@@ -50,14 +50,14 @@ def test_t010_context_is_that_of_accepted_tokens() -> None:
         anchor = request.anchor_position
         for cache in (*engine.caches, *inner.caches):  # whoever reads what is not text is found out
             assert cache.keys.shape[1] == CONTEXT_LENGTH
-            for each in cache:
+            for each in cache[:2]:
                 each[:, anchor:] = torch.nan
         text = PROMPT + request.output_token_ids
         rebuilt = fresh_caches(drafter.config.layers, context_length=CONTEXT_LENGTH)
         positions = torch.arange(anchor)
         drafter.write_context(text_taps(target, text[:-1], TAP_LAYERS), positions * 0, positions, rebuilt)
         for kept, fresh in zip(inner.caches, rebuilt, strict=True):
-            for found, wanted in zip(kept, fresh, strict=True):
+            for found, wanted in zip(kept[:2], fresh[:2], strict=True):
                 torch.testing.assert_close(found[:, :anchor], wanted[:, :anchor], rtol=0, atol=1e-10)
         block = BlockRows(torch.tensor([text[-1], *[MASK_TOKEN_ID] * 4]), torch.tensor([0]), torch.tensor([anchor]), 5)
         torch.testing.assert_close(block_logits(drafter, block, inner.caches), block_logits(drafter, block, rebuilt))

@@ -34,7 +34,7 @@ def test_t013_visible_keys_are_those_of_the_text() -> None:
             positions = torch.arange(start, end)
             slots = positions % cache.keys.shape[1]
             num_wrapped += end > cache.keys.shape[1]
-            for found, wanted in zip(cache, fresh, strict=True):
+            for found, wanted in zip(cache[:2], fresh[:2], strict=True):
                 torch.testing.assert_close(found[0, slots], wanted[0, positions], rtol=0, atol=1e-10)
     assert PROMPT + request.output_token_ids == text
     assert num_wrapped > 20

@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider.core import SamplingParams
 from outrider.engine.state import RequestState
 from outrider.errors import RequestError
+from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.reference import TorchKernels
 from outrider.models.attention import GivenRows
 from outrider.models.draft_layers import BlockRows
@@ -38,12 +39,10 @@ class WatchedKernels(TorchKernels):
         super().__init__(torch.float64)
         self.written: dict[int, list[int]] = {}
 
-    def write_cache(
-        self, cache_k: Tensor, cache_v: Tensor, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor
-    ) -> None:
-        slots = (positions[seats >= 0] % cache_k.shape[1]).tolist()
-        self.written.setdefault(cache_k.data_ptr(), []).extend(slots)
-        super().write_cache(cache_k, cache_v, keys, values, seats, positions)
+    def write_cache(self, cache: LayerCache, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor) -> None:
+        slots = (positions[seats >= 0] % cache.num_slots).tolist()
+        self.written.setdefault(cache.keys.data_ptr(), []).extend(slots)
+        super().write_cache(cache, keys, values, seats, positions)
 
 
 @pytest.mark.parametrize("prefill_rows", [5, 64])  # the image in two chunks, and in one

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,12 +46,9 @@ def answer_engine(end: int, *, position: int, model_end_ids: tuple[int, ...]) ->
     target.config.eos_token_ids = model_end_ids
     # Two rounds of one token each use up the lead but for `position` tokens of what comes before the end token.
     proposer = ScriptedProposer([text], script=(0,) * (len(lead) + 1 - position) + (4,), vocab_size=272)
-    engine = make_engine(
-        target,
-        proposer,
-        ByteTokenizer((EOS,)),
-        EngineConfig(context_length=64, max_seats=1),  # type: ignore[arg-type]
-    )
+    tokenizer: Any = ByteTokenizer((EOS,))
+    engine = make_engine(target, None, tokenizer, EngineConfig(context_length=64, max_seats=1))
+    engine.proposer = proposer
     return engine, text[1 : len(lead) + 4]
 
 

@@ -13,9 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from outrider.backends.local import load_proposer
-from outrider.engine.engine import EngineConfig
 from outrider.errors import DrafterMismatchError
+from outrider.models.registry import load_drafter
 from tests.models.test_drafter_config import DRAFTER
 from tests.toy import toy_drafter_config, toy_drafter_tensors, toy_target
 
@@ -52,12 +51,12 @@ def test_t048_another_targets_drafter_is_refused(name: str, tmp_path: Path) -> N
     changes, field = BAD[name]
     path = write_drafter(tmp_path / "draft-model", changes)
     with pytest.raises(DrafterMismatchError, match=field) as caught:
-        load_proposer(path, toy_target(), EngineConfig(context_length=64), target_name="toy-target")
+        load_drafter(path, toy_target(), target_name="toy-target", context_length=64)
     assert "draft-model" in str(caught.value)
     assert name == "layers missing" or "toy-target" in str(caught.value)  # what is absent clashes with no target
 
 
 def test_t048_the_right_one_starts(tmp_path: Path) -> None:
     path = write_drafter(tmp_path / "draft-model", {})
-    proposer = load_proposer(path, toy_target(), EngineConfig(context_length=64), target_name="toy-target")
-    assert proposer.tap_layers == (1, 3, 4)
+    drafter = load_drafter(path, toy_target(), target_name="toy-target", context_length=64)
+    assert drafter.config.target_layer_ids == (1, 3, 4)

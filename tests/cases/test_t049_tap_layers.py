@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.backends.local import make_engine
 from outrider.core import SamplingParams
-from outrider.engine.engine import EngineConfig
 from outrider.models.gemma import GemmaTarget
 from outrider.training.capture import GridRunner
 from tests.cases.common import text_taps, toy_proposer
+from tests.scripted import make_test_engine
 from tests.toy import HIDDEN_SIZE, dense_hidden, toy_drafter, toy_target
 
 TAPS = (0, 3, 5)
@@ -27,7 +26,7 @@ def engine_taps(target: GemmaTarget, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     proposer.tap_layers = TAPS
     committed: list[Tensor] = []
     monkeypatch.setattr(proposer, "commit", lambda taps, seats, positions: committed.append(taps))
-    engine = make_engine(target, proposer, None, EngineConfig(context_length=128, max_seats=1))
+    engine = make_test_engine(target, proposer, max_seats=1)
     engine.add(TEXT, SamplingParams(max_tokens=1))
     engine.step()
     return torch.cat(committed)

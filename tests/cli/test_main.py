@@ -17,7 +17,7 @@ def test_help_names_every_command() -> None:
     command = [sys.executable, "-m", "outrider.cli.main", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert shown.returncode == 0
-    for name in ("demo", "generate", "doctor", "train"):
+    for name in ("demo", "generate", "doctor", "serve", "train"):
         assert name in shown.stdout
 
 

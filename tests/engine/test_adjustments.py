@@ -238,6 +238,7 @@ def test_three_adjusted_tokens_follow_the_exact_distribution(proposer: str, seed
         made,
         tokenizer=CharTokenizer(),
         max_seats=700,
+        row_budget=5 * 700,
         seed=1,  # type: ignore[arg-type]
     )
     params = [replace(CHANGED, seed=i if seeded else None) for i in range(700)]

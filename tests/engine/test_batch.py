@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch, pack_rows
 from outrider.engine.state import RequestState
+from tests.cases.constrained import fresh_constraint
 from tests.toy import CPU
 
 
@@ -34,7 +37,7 @@ def batch() -> CycleBatch:
         make_request(0, (1,), [41, 42], 0),
         make_request(5, (9, 9), [43, 44, 45], 1),
     ]
-    return CycleBatch.of(requests, CPU)
+    return CycleBatch.of(requests, [2, 0, 1], CPU)
 
 
 def test_a_batch_says_where_every_request_stands(batch: CycleBatch) -> None:
@@ -75,3 +78,21 @@ def test_no_draft_is_one_row_each(batch: CycleBatch) -> None:
     alone = CycleBatch.at_prompt_end(make_request(1, (7, 8, 9), [], 4), CPU)
     packed = pack_rows(alone, torch.zeros(1, 0, dtype=torch.int64), rows_per_pass=None)
     assert (packed.rows.token_ids.tolist(), packed.row_index.tolist()) == ([9], [[0]])
+
+
+def test_drafts_that_ended_early_are_cut(batch: CycleBatch) -> None:
+    shorter = batch.cut((1, 4, 0))
+    assert shorter.draft_lengths.tolist() == list(shorter.host_lengths) == [1, 0, 0]
+    assert batch.host_lengths == (2, 0, 1)
+    packed = pack_rows(shorter, torch.tensor([[50, 51], [0, 0], [52, 0]]), rows_per_pass=None)
+    assert packed.rows.token_ids.tolist() == [40, 50, 42, 45]
+
+
+def test_grammars_want_logits(batch: CycleBatch) -> None:
+    assert not batch.has_constraints
+    assert not batch.needs_logits
+    constraint = fresh_constraint([])
+    constrained = replace(batch, constraints=(None, constraint, None))
+    assert constrained.has_constraints
+    assert constrained.needs_logits
+    assert [constrained.constraint(request) for request in range(3)] == [None, constraint, None]

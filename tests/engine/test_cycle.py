@@ -80,7 +80,9 @@ PROPOSERS: dict[str, Callable[[], FixedProposer | None]] = {
     ("name", "seeded"), [("random", False), ("sampled", False), ("none", True)], ids=["random", "sampled", "matching"]
 )
 def test_three_tokens_follow_the_exact_distribution(name: str, seeded: bool) -> None:
-    engine = make_test_engine(TableTarget(TABLE), PROPOSERS[name](), max_seats=NUM_REQUESTS, seed=1)
+    engine = make_test_engine(
+        TableTarget(TABLE), PROPOSERS[name](), max_seats=NUM_REQUESTS, row_budget=5 * NUM_REQUESTS, seed=1
+    )
     params = [replace(SAMPLED, max_tokens=3, seed=i if seeded else None) for i in range(NUM_REQUESTS)]
     sequences = run_requests(engine, *(([0], each) for each in params))
     assert_chi_square(map(tuple, sequences), sequence_probs(TABLE, 0, 3))
@@ -88,7 +90,14 @@ def test_three_tokens_follow_the_exact_distribution(name: str, seeded: bool) -> 
 
 @pytest.mark.parametrize("name", ["random", "unlikely", "sampled"])
 def test_three_tokens_follow_the_exact_distribution_by_block_verification(name: str) -> None:
-    engine = make_test_engine(TableTarget(TABLE), PROPOSERS[name](), max_seats=NUM_REQUESTS, seed=1, acceptance="block")
+    engine = make_test_engine(
+        TableTarget(TABLE),
+        PROPOSERS[name](),
+        max_seats=NUM_REQUESTS,
+        row_budget=5 * NUM_REQUESTS,
+        seed=1,
+        acceptance="block",
+    )
     sequences = run_requests(engine, *[([0], replace(SAMPLED, max_tokens=3))] * NUM_REQUESTS)
     assert_chi_square(map(tuple, sequences), sequence_probs(TABLE, 0, 3))
 

@@ -118,7 +118,7 @@ def test_an_unfinished_character_may_complete_a_stop_string() -> None:
 
 
 def test_the_draft_length_leaves_room_for_the_targets_own_token() -> None:
-    lengths = [make_request(max_tokens=limit).next_draft_length for limit in (1, 2, 5, 6)]
+    lengths = [make_request(max_tokens=limit).max_draft_length for limit in (1, 2, 5, 6)]
     assert lengths == [0, 1, 4, 4]
 
 

@@ -13,6 +13,7 @@ from outrider.errors import ConfigError
 from outrider.kernels import cpu
 from outrider.kernels.compiler import SOURCE
 from outrider.kernels.cpu import CpuKernels, chosen_num_threads
+from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.reference import TorchKernels
 from outrider.weights.low_bit import Int4Weight
 from outrider.weights.packed import BlockInt8Weight, DenseWeight, PackedWeight, quantize_int8
@@ -209,8 +210,8 @@ def test_write_cache_wraps_and_spare_rows_write_nothing(cpu_kernels: CpuKernels)
     expected_k, expected_v = cache_k.clone(), cache_v.clone()
     rows = normal(4, 2, 3, seed=3), normal(4, 2, 3, seed=4)
     seats, positions = torch.tensor([1, -1, 0, -1]), torch.tensor([13, 2, 4, 1])
-    cpu_kernels.write_cache(cache_k, cache_v, *rows, seats, positions)
-    TorchKernels(torch.float32).write_cache(expected_k, expected_v, *rows, seats, positions)
+    cpu_kernels.write_cache(LayerCache.of_seats(cache_k, cache_v), *rows, seats, positions)
+    TorchKernels(torch.float32).write_cache(LayerCache.of_seats(expected_k, expected_v), *rows, seats, positions)
     assert torch.equal(cache_k, expected_k)
     assert torch.equal(cache_v, expected_v)
 
@@ -222,15 +223,19 @@ def test_attention_equals_reference(cpu_kernels: CpuKernels, heads: int, groups:
     rows = [(1, 30, 75, 1, 5), (-1, 0, 0, 0, 0), (0, 0, 10, 0, 0), (2, 60, 99, 0, 7), (0, 0, 0, 2, 3), (0, 0, 90, 0, 0)]
     spans = torch.tensor(rows, dtype=torch.int32)
     queries = normal(len(rows), heads, size, seed=5)
-    out = cpu_kernels.attention(queries, cache_k, cache_v, spans, scale=0.1, fresh_k=fresh_k, fresh_v=fresh_v)
+    out = cpu_kernels.attention(
+        queries, LayerCache.of_seats(cache_k, cache_v), spans, scale=0.1, fresh_k=fresh_k, fresh_v=fresh_v
+    )
     wide = [tensor.double() for tensor in (queries, cache_k, cache_v, fresh_k, fresh_v)]
-    expected = EXACT.attention(*wide[:3], spans, scale=0.1, fresh_k=wide[3], fresh_v=wide[4])
+    expected = EXACT.attention(
+        wide[0], LayerCache.of_seats(*wide[1:3]), spans, scale=0.1, fresh_k=wide[3], fresh_v=wide[4]
+    )
     assert_near(out, expected, SUM_TOLERANCE)
     assert not out[1].any()
     for row in range(len(rows)):
         one = slice(row, row + 1)
         alone = cpu_kernels.attention(
-            queries[one], cache_k, cache_v, spans[one], scale=0.1, fresh_k=fresh_k, fresh_v=fresh_v
+            queries[one], LayerCache.of_seats(cache_k, cache_v), spans[one], scale=0.1, fresh_k=fresh_k, fresh_v=fresh_v
         )
         assert torch.equal(alone, out[one])
 
@@ -246,16 +251,82 @@ def test_attention_of_one_row_equals_n_rows_at_every_length_across_the_window_ed
         for first in range(0, length, num_rows):
             positions = torch.arange(first, min(first + num_rows, length))
             seats = torch.zeros_like(positions)
-            cpu_kernels.write_cache(cache_k, cache_v, keys[positions], values[positions], seats, positions)
+            cpu_kernels.write_cache(
+                LayerCache.of_seats(cache_k, cache_v), keys[positions], values[positions], seats, positions
+            )
             columns = seats, (positions + 1 - window).clamp_min(0), positions + 1, seats, seats
             spans = torch.stack(columns, dim=1).to(torch.int32)
-            outputs.append(cpu_kernels.attention(queries[positions], cache_k, cache_v, spans, scale=0.125))
+            outputs.append(
+                cpu_kernels.attention(queries[positions], LayerCache.of_seats(cache_k, cache_v), spans, scale=0.125)
+            )
         return torch.cat(outputs)
 
     alone = decode(1)
     assert alone.isfinite().all()
     for num_rows in range(2, 17):
         assert torch.equal(decode(num_rows), alone), num_rows
+
+
+def shuffled(num_slots: int, page_size: int, *, num_seats: int, seed: int) -> LayerCache:
+    """A float32 cache [.., 1, 64] of NaN whose pages lie anywhere, some of them nobody's."""
+    width = num_slots // page_size
+    pages = torch.randperm(num_seats * width + 3, generator=torch.Generator().manual_seed(seed))
+    keys, values = torch.full((2, len(pages), page_size, 1, 64), math.nan)
+    return LayerCache(keys, values, pages[: num_seats * width].view(num_seats, width).to(torch.int32))
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16, 48])
+def test_where_pages_lie_changes_no_bit(cpu_kernels: CpuKernels, page_size: int) -> None:
+    """A ring of 48 slots in one piece and in pages anywhere, over windows that wrap, for 1 to 16 rows at once."""
+    window, num_slots, length, seat = 24, 48, 100, 1
+    keys, values, queries = normal(length, 1, 64, seed=1), normal(length, 1, 64, seed=2), normal(length, 4, 64, seed=3)
+
+    def decode(cache: LayerCache, num_rows: int) -> Tensor:
+        outputs = []
+        for first in range(0, length, num_rows):
+            positions = torch.arange(first, min(first + num_rows, length))
+            seats, nothing = torch.full_like(positions, seat), torch.zeros_like(positions)
+            cpu_kernels.write_cache(cache, keys[positions], values[positions], seats, positions)
+            columns = seats, (positions + 1 - window).clamp_min(0), positions + 1, nothing, nothing
+            spans = torch.stack(columns, dim=1).to(torch.int32)
+            outputs.append(cpu_kernels.attention(queries[positions], cache, spans, scale=0.125))
+        return torch.cat(outputs)
+
+    whole = decode(LayerCache.of_seats(*torch.full((2, 2, num_slots, 1, 64), math.nan)), 1)
+    assert whole.isfinite().all()
+    for num_rows in range(1, 17):
+        cache = shuffled(num_slots, page_size, num_seats=2, seed=num_rows)
+        assert torch.equal(decode(cache, num_rows), whole), num_rows
+
+
+@pytest.mark.parametrize(("heads", "groups", "size"), [(4, 1, 64), (2, 2, 64), (4, 2, 72), (3, 1, 20)])
+def test_pages_equal_reference_and_a_missing_one_is_never_read(
+    cpu_kernels: CpuKernels, heads: int, groups: int, size: int
+) -> None:
+    """Page 0, which a careless read of -1 would find, and the page before the pool hold NaN."""
+    pools = normal(2, 10, 4, groups, size, seed=1)
+    pools[:, :2] = math.nan
+    table = torch.tensor([[5, -1, 3], [-1, -1, -1], [7, 8, 2]], dtype=torch.int32)
+    cache = LayerCache(pools[0, 1:], pools[1, 1:], table - (table >= 0).to(torch.int32))
+    fresh_k, fresh_v = normal(3, groups, size, seed=3), normal(3, groups, size, seed=4)
+    rows = [(0, 0, 12, 0, 0), (0, 2, 9, 0, 3), (1, 0, 12, 0, 0), (1, 0, 9, 1, 3), (2, 5, 19, 0, 1), (0, 4, 8, 0, 0)]
+    spans, queries = torch.tensor(rows, dtype=torch.int32), normal(len(rows), heads, size, seed=5)
+    out = cpu_kernels.attention(queries, cache, spans, scale=0.1, fresh_k=fresh_k, fresh_v=fresh_v)
+    wide = LayerCache(cache.keys.double(), cache.values.double(), cache.table)
+    expected = EXACT.attention(
+        queries.double(), wide, spans, scale=0.1, fresh_k=fresh_k.double(), fresh_v=fresh_v.double()
+    )
+    assert_near(out, expected, SUM_TOLERANCE)
+    assert not out[[2, 5]].any()
+
+    seats, positions = torch.tensor([0, 0, 1, -1, 2, 0]), torch.tensor([11, 5, 3, 0, 16, 24])
+    written, twin = (LayerCache(cache.keys.clone(), cache.values.clone(), cache.table) for _ in range(2))
+    fresh = normal(6, groups, size, seed=6), normal(6, groups, size, seed=7)
+    cpu_kernels.write_cache(written, *fresh, seats, positions)
+    TorchKernels(torch.float32).write_cache(twin, *fresh, seats, positions)
+    for ours, theirs, before in zip(written[:2], twin[:2], cache[:2], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+        assert int((ours != before)[1:].flatten(2).any(dim=-1).sum()) == 3  # rows 0, 4 and 5 have pages
 
 
 @pytest.mark.parametrize("num_visible", range(1, 34))
@@ -265,8 +336,10 @@ def test_nan_in_slots_that_are_not_visible_does_not_leak(cpu_kernels: CpuKernels
     cache_k[1, slots], cache_v[1, slots] = normal(num_visible, 1, 32), normal(num_visible, 1, 32, seed=1)
     spans = torch.tensor([[1, 30, 30 + num_visible, 0, 0]], dtype=torch.int32)
     queries = normal(1, 4, 32, seed=2)
-    out = cpu_kernels.attention(queries, cache_k, cache_v, spans, scale=0.2)
-    expected = EXACT.attention(queries.double(), cache_k.double(), cache_v.double(), spans, scale=0.2)
+    out = cpu_kernels.attention(queries, LayerCache.of_seats(cache_k, cache_v), spans, scale=0.2)
+    expected = EXACT.attention(
+        queries.double(), LayerCache.of_seats(cache_k.double(), cache_v.double()), spans, scale=0.2
+    )
     assert_near(out, expected, SUM_TOLERANCE)
 
 
@@ -274,7 +347,9 @@ def test_nan_that_is_visible_is_not_hidden(cpu_kernels: CpuKernels) -> None:
     cache_k, cache_v = normal(1, 8, 1, 32), normal(1, 8, 1, 32, seed=1)
     cache_k[0, 3] = math.nan
     spans = torch.tensor([[0, 0, 8, 0, 0]], dtype=torch.int32)
-    assert cpu_kernels.attention(normal(1, 4, 32), cache_k, cache_v, spans, scale=0.2).isnan().all()
+    assert (
+        cpu_kernels.attention(normal(1, 4, 32), LayerCache.of_seats(cache_k, cache_v), spans, scale=0.2).isnan().all()
+    )
 
 
 def test_calls_from_several_threads_do_not_mix(cpu_kernels: CpuKernels) -> None:

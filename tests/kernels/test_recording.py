@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.cpu import MAX_RECORDED_ROWS, CpuKernels
-from outrider.kernels.recording import RECORDED_FUNCTIONS
+from outrider.kernels.layer_cache import LayerCache
+from outrider.kernels.recording import ALIGNMENT_BYTES, RECORDED_FUNCTIONS, SCRATCH_BYTES, Scratch
 from outrider.weights.packed import quantize_int8
 
 SIZE, HEAD = 64, 16
@@ -27,7 +28,8 @@ class Layer:
         self.norm, self.head_norm = torch.rand(SIZE, generator=generator), torch.rand(HEAD, generator=generator)
         self.angles = torch.rand(40, HEAD // 2, generator=generator)
         self.cos, self.sin = self.angles.cos(), self.angles.sin()
-        self.cache_k, self.cache_v = torch.zeros(2, 40, 4, HEAD), torch.zeros(2, 40, 4, HEAD)
+        table = torch.tensor([[-1] * 5, [7, 2, 3, 0, 5]], dtype=torch.int32)
+        self.cache = LayerCache(*torch.zeros(2, 9, 4, 4, HEAD), table)
         self.recordings: dict[Hashable, Any] = {}
 
     def body(self, hidden: Tensor, seats: Tensor, positions: Tensor, spans: Tensor) -> list[Tensor]:
@@ -36,8 +38,8 @@ class Layer:
         normed = kernels.rms_norm(hidden, self.norm, eps=1e-6)
         queries, keys, values = (out.view(len(hidden), 4, HEAD) for out in kernels.linears(normed, (q, k, v)))
         keys = kernels.head_norm_rope(keys, self.head_norm, self.cos, self.sin, positions, eps=1e-6)
-        kernels.write_cache(self.cache_k, self.cache_v, keys, values, seats, positions)
-        attended = kernels.attention(queries, self.cache_k, self.cache_v, spans, scale=0.25)
+        kernels.write_cache(self.cache, keys, values, seats, positions)
+        attended = kernels.attention(queries, self.cache, spans, scale=0.25)
         hidden = kernels.rms_norm_add(attended.view(len(hidden), SIZE), self.norm, hidden, eps=1e-6)
         gated = kernels.gated_linear(hidden, gate, up, activation="silu")
         gated = kernels.gated(gated, normed, activation="gelu_tanh")
@@ -62,9 +64,19 @@ def test_replays_equal_the_calls_themselves(cpu_kernels: CpuKernels) -> None:
         outputs, expected = recorded.run(step), plain.body(*plain.inputs(step))
         for out, exact in zip(outputs, expected, strict=True):
             assert torch.equal(out, exact), step
-    assert torch.equal(recorded.cache_k, plain.cache_k)
+    assert torch.equal(recorded.cache.keys, plain.cache.keys)
     (recording,) = recorded.recordings.values()
     assert {RECORDED_FUNCTIONS[call.function] for call in recording.calls} == set(RECORDED_FUNCTIONS)
+
+
+def test_replays_follow_a_page_table_that_changes(cpu_kernels: CpuKernels) -> None:
+    recorded, plain = Layer(cpu_kernels), Layer(cpu_kernels)
+    for step, page in enumerate((7, 1, 1, 8)):
+        for layer in (recorded, plain):
+            layer.cache.table[1, 0] = page
+        assert torch.equal(recorded.run(step)[0], plain.body(*plain.inputs(step))[0]), step
+    assert torch.equal(recorded.cache.keys, plain.cache.keys)
+    assert recorded.cache.keys[[7, 1]].flatten(1).any(dim=1).all()
 
 
 def test_results_belong_to_the_caller(cpu_kernels: CpuKernels) -> None:
@@ -94,3 +106,30 @@ def test_torch_operations_in_a_recorded_pass_are_refused(cpu_kernels: CpuKernels
         cpu_kernels.run(body, (torch.randn(2, SIZE),), recordings=recordings, key="bad")
     assert not recordings
     assert torch.equal(layer.run(0)[0], Layer(cpu_kernels).body(*layer.inputs(0))[0])  # nothing lingers
+
+
+def test_passes_share_the_memory_of_what_they_make(cpu_kernels: CpuKernels) -> None:
+    layer, plain = Layer(cpu_kernels), Layer(cpu_kernels)
+    for num_rows in range(1, MAX_RECORDED_ROWS + 1):
+        layer.run(0, num_rows)
+    plain.body(*plain.inputs(0, MAX_RECORDED_ROWS))
+    scratches = {id(recording.scratch) for recording in layer.recordings.values()}
+    assert len(scratches) == 1
+    assert len({recording.outputs[1].data_ptr() for recording in layer.recordings.values()}) == 1  # made first
+    for num_rows in (3, MAX_RECORDED_ROWS, 1, 7):  # a replay finds another pass's numbers where its own will be
+        for out, exact in zip(layer.run(1, num_rows), plain.body(*plain.inputs(1, num_rows)), strict=True):
+            assert torch.equal(out, exact), num_rows
+
+
+def test_scratch_grows_for_the_largest_pass_only() -> None:
+    scratch, wanted = Scratch(), torch.empty(3, 5, dtype=torch.int32)
+    first, second = scratch.like(wanted), scratch.like(wanted)
+    assert (first.shape, first.dtype) == (wanted.shape, wanted.dtype)
+    assert second.data_ptr() - first.data_ptr() == ALIGNMENT_BYTES
+    large = scratch.like(torch.empty(SCRATCH_BYTES + 1, dtype=torch.uint8))
+    assert [len(piece) for piece in scratch.pieces] == [SCRATCH_BYTES, SCRATCH_BYTES + ALIGNMENT_BYTES]
+    for _ in range(3):
+        scratch.rewind()
+        assert scratch.like(wanted).data_ptr() == first.data_ptr()
+        assert scratch.like(large).data_ptr() == large.data_ptr()
+    assert len(scratch.pieces) == 2

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.reference import ATTENTION_ROWS, TorchKernels
 from outrider.weights.packed import DenseWeight, quantize_int8
 
@@ -105,11 +106,15 @@ def test_write_cache_wraps_and_spare_rows_write_nothing() -> None:
     cache_k, cache_v = normal(2, 4, 1, 3, seed=1), normal(2, 4, 1, 3, seed=2)
     before_k, before_v = cache_k.clone(), cache_v.clone()
     keys, values = normal(3, 1, 3, seed=3), normal(3, 1, 3, seed=4)
-    EXACT.write_cache(cache_k, cache_v, keys, values, torch.tensor([-1, 1, -1]), torch.tensor([0, 6, 3]))
+    EXACT.write_cache(
+        LayerCache.of_seats(cache_k, cache_v), keys, values, torch.tensor([-1, 1, -1]), torch.tensor([0, 6, 3])
+    )
     before_k[1, 2], before_v[1, 2] = keys[1], values[1]
     assert torch.equal(cache_k, before_k)
     assert torch.equal(cache_v, before_v)
-    EXACT.write_cache(cache_k, cache_v, keys, values, torch.tensor([-1, -1, -1]), torch.tensor([0, 6, 3]))
+    EXACT.write_cache(
+        LayerCache.of_seats(cache_k, cache_v), keys, values, torch.tensor([-1, -1, -1]), torch.tensor([0, 6, 3])
+    )
     assert torch.equal(cache_k, before_k)
     assert torch.equal(cache_v, before_v)
 
@@ -123,11 +128,13 @@ def test_attention_sees_the_ring_then_fresh_rows() -> None:
     )
     for position in range(13):
         rows = history_k[position : position + 1], history_v[position : position + 1]
-        EXACT.write_cache(cache_k, cache_v, *rows, torch.tensor([1]), torch.tensor([position]))
+        EXACT.write_cache(LayerCache.of_seats(cache_k, cache_v), *rows, torch.tensor([1]), torch.tensor([position]))
     fresh_k, fresh_v = normal(5, 2, 4, seed=3), normal(5, 2, 4, seed=4)
     queries = normal(5, 4, 4, seed=5)
     seen = spans((1, 7, 13, 1, 3), (-1, 0, 0, 0, 0), (1, 0, 13, 0, 5), (0, 0, 0, 2, 3), (1, 12, 13, 0, 0))
-    out = EXACT.attention(queries, cache_k, cache_v, seen, scale=0.5, fresh_k=fresh_k, fresh_v=fresh_v)
+    out = EXACT.attention(
+        queries, LayerCache.of_seats(cache_k, cache_v), seen, scale=0.5, fresh_k=fresh_k, fresh_v=fresh_v
+    )
     for row, (seat, start, end, fresh_start, fresh_end) in enumerate(seen.tolist()):
         start = max(start, end - num_slots)
         keys = torch.cat([history_k[start:end], fresh_k[fresh_start:fresh_end]])
@@ -136,11 +143,35 @@ def test_attention_sees_the_ring_then_fresh_rows() -> None:
         torch.testing.assert_close(out[row], expected)
 
 
+def test_pages_are_a_ring_of_positions_wherever_they_lie() -> None:
+    """Three pages of four slots hold the newest 12 positions; the missing page is as if it were not there."""
+    keys, values, queries = normal(17, 2, 4, seed=1), normal(17, 2, 4, seed=2), normal(3, 4, 4, seed=3)
+    pools = torch.full((2, 6, 4, 2, 4), math.nan).double()
+    cache = LayerCache(pools[0], pools[1], torch.tensor([[-1, -1, -1], [4, 1, 5]], dtype=torch.int32))
+    for position in range(17):
+        rows = keys[position : position + 1], values[position : position + 1]
+        EXACT.write_cache(cache, *rows, torch.tensor([1]), torch.tensor([position]))
+    assert torch.equal(cache.keys[4], keys[12:16])  # page 3 took the place of page 0
+    assert torch.equal(cache.keys[1, :1], keys[16:])
+    assert cache.keys[[0, 2, 3]].isnan().all()
+    out = EXACT.attention(queries, cache, spans((1, 0, 17, 0, 0), (1, 9, 15, 0, 0), (0, 0, 9, 0, 0)), scale=0.5)
+    for row, (start, end) in enumerate([(5, 17), (9, 15)]):
+        # Position 16 took the slot of 4; 5 to 7 still lie behind it in that page.
+        torch.testing.assert_close(
+            out[row], slow_attention(queries[row], keys[start:end], values[start:end], scale=0.5)
+        )
+    assert not out[2].any()
+    cache.table[1, 2] = -1
+    out = EXACT.attention(queries[:1], cache, spans((1, 6, 15, 0, 0)), scale=0.5)
+    seen = [6, 7, 12, 13, 14]
+    torch.testing.assert_close(out[0], slow_attention(queries[0], keys[seen], values[seen], scale=0.5))
+
+
 def test_attention_over_more_rows_than_are_gathered_at_a_time() -> None:
     num_rows = 2 * ATTENTION_ROWS + 3
     cache_k, cache_v, queries = normal(1, 64, 1, 4, seed=1), normal(1, 64, 1, 4, seed=2), normal(num_rows, 2, 4, seed=3)
     seen = spans(*((0, 0, row + 1, 0, 0) for row in range(num_rows)))
-    out = EXACT.attention(queries, cache_k, cache_v, seen, scale=1.0)
+    out = EXACT.attention(queries, LayerCache.of_seats(cache_k, cache_v), seen, scale=1.0)
     for row in range(num_rows):
         expected = slow_attention(queries[row], cache_k[0, : row + 1], cache_v[0, : row + 1], scale=1.0)
         torch.testing.assert_close(out[row], expected)

@@ -229,7 +229,7 @@ def test_a_block_that_is_discarded_leaves_no_trace() -> None:
 
 
 def snapshot(caches: list[LayerCache]) -> list[Tensor]:
-    return [tensor.clone() for cache in caches for tensor in cache]
+    return [tensor.clone() for cache in caches for tensor in cache[:2]]
 
 
 def test_selected_rows_keep_their_format() -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.kernels.layer_cache import LayerCache
 from outrider.models.attention import RopeTable, rope_table
 from outrider.models.draft_layers import BlockRows, Gemma4DraftLayer, Sight
 from tests.toy import dense_attention, dense_norm, dense_rope, toy_drafter, toy_dspark, toy_target
@@ -80,7 +81,12 @@ def test_a_gemma4_layer_is_its_formula() -> None:
     kept = attention.keys_values(features, rope, context, **options)  # type: ignore[arg-type]
     ends = torch.tensor([[0, 0, 4, 0, 3]] * 3, dtype=torch.int32)
     ours = kernels.attention(
-        queries, kept.keys[None], kept.values[None], ends, scale=1.0, fresh_k=fresh.keys, fresh_v=fresh.values
+        queries,
+        LayerCache.of_seats(kept.keys[None], kept.values[None]),
+        ends,
+        scale=1.0,
+        fresh_k=fresh.keys,
+        fresh_v=fresh.values,
     )
     ours = layer.after_attention(ours, hidden, kernels=kernels, activation="gelu_tanh", eps=1e-6)
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-10)

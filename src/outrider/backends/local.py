@@ -12,13 +12,16 @@ from pathlib import Path
 
 import torch
 
+from outrider.backends.memory_plan import MemoryPlan, plan_caches, plan_engine_memory, usable_bytes
 from outrider.core import Chunk, Generation, Prompt, SamplingParams
+from outrider.engine.cache_space import PagedSpace
 from outrider.engine.engine import Engine, EngineConfig
-from outrider.engine.proposer import DFlashProposer, Proposer
+from outrider.engine.kv_cache import KvCache
+from outrider.engine.proposer import DFlashProposer, FencedProposer
 from outrider.engine.state import RequestState
 from outrider.errors import ConfigError, EngineFault, RequestError
 from outrider.kernels.ops import select_kernels
-from outrider.models.attention import allocate_caches
+from outrider.models.dflash import DFlashDrafter
 from outrider.models.gemma import GemmaTarget
 from outrider.models.registry import load_drafter, load_target, target_config
 from outrider.tokenizer import Tokenizer
@@ -180,28 +183,37 @@ def load(
     device: str = "auto",
     kernels: str = "auto",
     progress: Callable[[str], None] | None = None,
+    on_plan: Callable[[MemoryPlan], None] | None = None,
 ) -> LLM:
     """Load a target and its drafter. No arguments: the embedded default, Gemma 3 270M with the drafter shipped for it.
 
     Both are paths, or "owner/name" on the model hub. `drafter` may also be "auto" (the shipped one for the embedded
-    default, none otherwise) or None for plain decoding. `kernels` is "auto", "cpu" or "torch".
+    default, none otherwise) or None for plain decoding. `kernels` is "auto", "cpu" or "torch". `on_plan` hears
+    how memory is shared out before caches are allocated; ConfigError where it does not suffice.
     """
     place = resolve_device(device)
     dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
+    chosen_kernels = select_kernels(kernels, dtype=dtype, device=place)
     path = drafter_path(drafter, target=target)
     checkpoint = load_checkpoint(locate_target(target), progress=progress)
     declared = target_config(checkpoint)
     engine_config = resolve_config(config or EngineConfig(), device=place, max_positions=declared.max_positions)
     model = load_target(
         checkpoint,
-        kernels=select_kernels(kernels, dtype=dtype, device=place),
+        kernels=chosen_kernels,
         dtype=dtype,
         device=place,
         context_length=engine_config.context_length,
     )
     tokenizer = Tokenizer.from_file(checkpoint.tokenizer_path)
-    proposer = None if path is None else load_proposer(path, model, engine_config, target_name=checkpoint.source.name)
-    return LLM(make_engine(model, proposer, tokenizer, engine_config), tokenizer)
+    drafter_model = None
+    if path is not None:
+        length, name = engine_config.context_length, checkpoint.source.name
+        drafter_model = load_drafter(path, model, target_name=name, context_length=length)
+    plan = plan_engine_memory(model, drafter_model, engine_config, available_bytes=usable_bytes(place))
+    if on_plan is not None:
+        on_plan(plan)
+    return LLM(make_engine(model, drafter_model, tokenizer, engine_config), tokenizer)
 
 
 def drafter_path(drafter: str | None, *, target: str | None) -> Path | None:
@@ -213,33 +225,16 @@ def drafter_path(drafter: str | None, *, target: str | None) -> Path | None:
     return embedded_drafter() if target in (None, EMBEDDED_NAME) else None
 
 
-def load_proposer(path: Path, model: GemmaTarget, config: EngineConfig, *, target_name: str) -> DFlashProposer:
-    """Load a DFlash drafter for a target, with the caches it needs."""
-    drafter = load_drafter(path, model, target_name=target_name, context_length=config.context_length)
-    caches = allocate_caches(
-        drafter.config.layers,
-        num_seats=config.max_seats,
-        context_length=config.context_length,
-        max_rows=config.max_rows,
-        dtype=model.dtype,
-        device=model.device,
-    )
-    return DFlashProposer(drafter, caches)
-
-
 def make_engine(
-    model: GemmaTarget, proposer: Proposer | None, tokenizer: Tokenizer | None, config: EngineConfig
+    model: GemmaTarget, drafter: DFlashDrafter | None, tokenizer: Tokenizer | None, config: EngineConfig
 ) -> Engine:
     """An engine with empty caches; end tokens are the union of the model's and the tokenizer's."""
-    caches = allocate_caches(
-        model.config.layers,
-        num_seats=config.max_seats,
-        context_length=config.context_length,
-        max_rows=config.max_rows,
-        dtype=model.dtype,
-        device=model.device,
-    )
+    drafter_layers = drafter.config.layers if drafter is not None else ()
+    plan = plan_caches(model.config.layers, drafter_layers, config, dtype=model.dtype)
+    kv_cache = KvCache.allocate(plan, model.config.layers, drafter_layers, dtype=model.dtype, device=model.device)
+    proposer = None if drafter is None else FencedProposer(DFlashProposer(drafter, kv_cache.drafter_caches))
     if tokenizer is not None and not model.config.eos_token_ids:
         logger.warning("The model declares no eos_token_id; only the tokenizer's %s end an answer.", tokenizer.eos_ids)
     ends = frozenset(model.config.eos_token_ids) | frozenset(tokenizer.eos_ids if tokenizer else ())
-    return Engine(model, caches, proposer, tokenizer, config, ends)
+    space = PagedSpace(kv_cache, context_length=config.context_length)
+    return Engine(model, kv_cache.target_caches, proposer, tokenizer, config, ends, space)

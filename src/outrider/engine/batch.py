@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from outrider.core import SamplingParams
 from outrider.engine.adjustments import Adjustments
+from outrider.engine.grammar import Constraint
 from outrider.engine.state import RequestState
 from outrider.models.attention import Rows
 
@@ -28,23 +29,24 @@ class CycleBatch:
     noise_seeds: tuple[int, ...]
     adjustments: tuple[Adjustments | None, ...]
     outputs: tuple[Sequence[int], ...]  # tokens generated so far, anchor last: the requests' own lists, not copies
+    constraints: tuple[Constraint | None, ...] = ()  # one a request, or none at all
 
     @staticmethod
-    def of(requests: Sequence[RequestState], device: torch.device) -> CycleBatch:
-        """Gather the live requests, in order."""
+    def of(requests: Sequence[RequestState], lengths: Sequence[int], device: torch.device) -> CycleBatch:
+        """Gather the live requests, in order, with so many drafts each."""
         positions = tuple(request.anchor_position for request in requests)
-        lengths = tuple(request.next_draft_length for request in requests)
         return CycleBatch(
             seats=torch.tensor([request.seat for request in requests], device=device),
             anchor_token_ids=torch.tensor([request.anchor_token_id for request in requests], device=device),
             anchor_positions=torch.tensor(positions, device=device),
             draft_lengths=torch.tensor(lengths, device=device),
             host_positions=positions,
-            host_lengths=lengths,
+            host_lengths=tuple(lengths),
             params=tuple(request.params for request in requests),
             noise_seeds=tuple(request.noise_seed for request in requests),
             adjustments=tuple(request.adjustments for request in requests),
             outputs=tuple(request.output_token_ids for request in requests),
+            constraints=tuple(request.constraint for request in requests),
         )
 
     @staticmethod
@@ -62,12 +64,27 @@ class CycleBatch:
             noise_seeds=(request.noise_seed,),
             adjustments=(request.adjustments,),
             outputs=((),),
+            constraints=(request.constraint,),
         )
+
+    def constraint(self, request: int) -> Constraint | None:
+        """The grammar of one request, if it has one."""
+        return self.constraints[request] if self.constraints else None
+
+    @property
+    def has_constraints(self) -> bool:
+        """True where a request has a grammar."""
+        return any(constraint is not None for constraint in self.constraints)
+
+    def cut(self, lengths: Sequence[int]) -> CycleBatch:
+        """The batch with at most so many drafts for each request."""
+        shorter = tuple(map(min, self.host_lengths, lengths))
+        return replace(self, host_lengths=shorter, draft_lengths=torch.tensor(shorter, device=self.seats.device))
 
     @property
     def needs_logits(self) -> bool:
         """False where every request takes the target's best token as it is and asks no more."""
-        return any(
+        return self.has_constraints or any(
             not params.is_greedy or adjustments is not None or params.logprobs is not None
             for params, adjustments in zip(self.params, self.adjustments, strict=True)
         )

@@ -31,6 +31,7 @@ class Judged(NamedTuple):
 class CycleResult:
     """What a cycle decided."""
 
+    batch: CycleBatch  # with the drafts that were verified
     draft: DraftBlock
     judged: Judged
 
@@ -48,6 +49,7 @@ def run_cycle(
     draft_length = max(batch.host_lengths)
     if proposer is not None and draft_length > 0:
         draft = proposer.propose(batch, draft_length)
+        batch = batch if draft.lengths is None else batch.cut(draft.lengths)
     else:
         draft = point_mass_block(batch.seats.new_empty(len(batch.seats), 0), target.dtype)
 
@@ -59,7 +61,7 @@ def run_cycle(
     if proposer is not None and output.taps is not None:
         became_text = packed.slots <= judged.verdict.num_accepted_tokens[packed.owners]
         proposer.commit(output.taps, torch.where(became_text, packed.rows.seats, -1), packed.rows.positions)
-    return CycleResult(draft, judged)
+    return CycleResult(batch, draft, judged)
 
 
 def accept(
@@ -100,12 +102,14 @@ def accept(
 
 
 def adjusted_request_rows(batch: CycleBatch, request: int, draft: DraftBlock, rows: list[Tensor]) -> list[Tensor]:
-    """K + 1 rows [V] of one request as its adjustments want them."""
-    adjustments = batch.adjustments[request]
-    if adjustments is None:
+    """K + 1 rows [V] of one request as its adjustments and its grammar want them."""
+    adjustments, constraint = batch.adjustments[request], batch.constraint(request)
+    if adjustments is None and constraint is None:
         return rows
-    draft_token_ids = draft.token_ids[request, : batch.host_lengths[request]].tolist()
-    return adjusted_rows(adjustments, rows, batch.outputs[request], draft_token_ids)
+    draft_token_ids, adjusted = draft.token_ids[request, : batch.host_lengths[request]].tolist(), rows
+    if adjustments is not None:
+        adjusted = adjusted_rows(adjustments, rows, batch.outputs[request], draft_token_ids)
+    return adjusted if constraint is None else constraint.legal_rows(adjusted, rows, draft_token_ids)
 
 
 def emitted_logprobs(

@@ -1,11 +1,11 @@
-"""The engine: requests in, chunks out. Seats, prefill and cycles; text is cut where a request ends."""
+"""The engine: requests in, chunks out. A step is a cycle of all that run and a piece of one prompt."""
 
 from __future__ import annotations
 
+import logging
 import random
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,15 +13,22 @@ from torch import Tensor
 from outrider.core import Chunk, SamplingParams
 from outrider.engine.adjustments import make_adjustments
 from outrider.engine.batch import CycleBatch
-from outrider.engine.cycle import CycleResult, accept, run_cycle
+from outrider.engine.cache_space import CacheSpace, SeatSpace
+from outrider.engine.cycle import CycleResult, run_cycle
+from outrider.engine.draft_length import plan_draft_lengths
+from outrider.engine.grammar import make_constraint
+from outrider.engine.prefill import first_token, num_chunk_rows, prefill_chunk
 from outrider.engine.proposer import Proposer
-from outrider.engine.rejection import ACCEPTANCE_RULES, point_mass_block
-from outrider.engine.state import RequestState
-from outrider.errors import ConfigError, RequestError
-from outrider.models.attention import GivenRows, LayerCaches, Rows
+from outrider.engine.rejection import ACCEPTANCE_RULES
+from outrider.engine.scheduler import Scheduler
+from outrider.engine.state import NOT_FINITE, RequestState
+from outrider.errors import ConfigError, DrafterFault, RequestError
+from outrider.models.attention import GivenRows, LayerCaches
 from outrider.models.gemma import GemmaTarget
 from outrider.models.multimodal import PromptRows, refuse_placeholders
 from outrider.tokenizer import IncrementalDecoder, Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +44,13 @@ class EngineConfig:
     seed: int = 0
     """Noise of sampled requests that bring no seed of their own derives from it."""
     prefill_rows: int = 64
-    """Prompt tokens a pass."""
+    """Prompt tokens a pass, and a step: those that run wait no longer than that for a prompt."""
+    row_budget: int = 64
+    """Rows of a cycle, anchors included: with many requests running, each has fewer drafts verified, down to none."""
+    max_waiting: int = 256
+    """Requests that may wait for a seat when the engine serves; more are told to come back later."""
+    cache_bytes: int | None = None
+    """Most bytes of keys and values, the drafter's and cached prefixes included; None is enough for all seats."""
     rows_per_pass: int | None = None
     """Pad every pass to this many rows, so that a row is always computed in the same shape (CUDA, design §4.2)."""
     acceptance: str = "rejection"
@@ -45,9 +58,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes that no request fits in."""
-        lows = {"context_length": 2, "max_seats": 1, "prefill_rows": 1, "num_speculative_tokens": 0, "rows_per_pass": 1}
-        for name, low in lows.items():
-            value, may_be_none = getattr(self, name), name in ("num_speculative_tokens", "rows_per_pass")
+        lows = {"context_length": 2, "max_seats": 1, "prefill_rows": 1, "row_budget": 1, "max_waiting": 0}
+        optional = {"num_speculative_tokens": 0, "rows_per_pass": 1, "cache_bytes": 1}
+        for name, low in (lows | optional).items():
+            value, may_be_none = getattr(self, name), name in optional
             if (value is None and may_be_none) or (type(value) is int and value >= low):
                 continue
             none = ", or None" if may_be_none else ""
@@ -73,12 +87,18 @@ class Engine:
     tokenizer: Tokenizer | None
     config: EngineConfig
     end_token_ids: frozenset[int]
-    waiting: deque[RequestState] = field(default_factory=deque)
-    running: list[RequestState] = field(default_factory=list)
+    space: InitVar[CacheSpace | None] = None
+    """Room in the caches; None where every seat owns its own."""
+    scheduler: Scheduler = field(init=False)
     num_added: int = 0
+    drafter_fault: str | None = None
+    """Why drafting was given up; the engine decodes plainly from then on."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, space: CacheSpace | None) -> None:
         """Check what only engine and proposer together can get wrong."""
+        seats, context = self.config.max_seats, self.config.context_length
+        own_space = SeatSpace(num_seats=seats, context_length=context)
+        self.scheduler = Scheduler(seats, own_space if space is None else space)
         limit = self.proposer.max_draft_length if self.proposer else 0
         asked = self.config.num_speculative_tokens
         if asked is not None and asked > limit and self.proposer is not None:
@@ -95,9 +115,28 @@ class Engine:
         if self.config.rows_per_pass is not None and limit + 1 > self.config.rows_per_pass:
             raise ConfigError(f"rows_per_pass={self.config.rows_per_pass} is less than a block of {limit + 1} rows.")
 
-    def add(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> RequestState:
-        """Queue a request; RequestError if it can never run."""
-        return self._queue(tuple(prompt_token_ids), params, None)
+    def add(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, boundaries: Sequence[int] = ()
+    ) -> RequestState:
+        """Queue a request; RequestError if it can never run.
+
+        `boundaries` are numbers of prompt tokens (ends of turns) at which later prompts may go on differently.
+        """
+        request = self.make_request(prompt_token_ids, params, boundaries=boundaries)
+        self.queue(request)
+        return request
+
+    def make_request(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, boundaries: Sequence[int] = ()
+    ) -> RequestState:
+        """A request that is not queued yet; RequestError if it can never run. Other threads may make them."""
+        request = self._make_request(tuple(prompt_token_ids), params, None)
+        request.boundaries = tuple(boundaries)
+        return request
+
+    def queue(self, request: RequestState) -> None:
+        """Let a request wait for its turn."""
+        self.scheduler.waiting.append(request)
 
     def add_rows(self, prompt: PromptRows, params: SamplingParams) -> RequestState:
         """Queue a request whose prompt brings some embeddings [R, N] itself; RequestError if it can never run.
@@ -111,13 +150,17 @@ class Engine:
         given = GivenRows(
             prompt.given.is_given.to(device), prompt.given.embeddings.to(device=device, dtype=self.target.dtype)
         )
-        return self._queue(tuple(prompt.token_ids.tolist()), params, given)
+        request = self._make_request(tuple(prompt.token_ids.tolist()), params, given)
+        self.queue(request)
+        return request
 
-    def _queue(self, prompt: tuple[int, ...], params: SamplingParams, given: GivenRows | None) -> RequestState:
+    def _make_request(self, prompt: tuple[int, ...], params: SamplingParams, given: GivenRows | None) -> RequestState:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params is one SamplingParams for all prompts, not {type(params).__name__}.")
         self._check_prompt(prompt, [False] * len(prompt) if given is None else given.is_given.tolist())
         room = self.config.context_length - len(prompt)
+        num_tokens_left = room if params.max_tokens is None else min(room, params.max_tokens)
+        self._check_space(len(prompt) + num_tokens_left)
         noise_seed = params.seed if params.seed is not None else self._derived_seed()
         stop_token_ids = self._stop_token_ids(params)
         request = RequestState(
@@ -127,9 +170,9 @@ class Engine:
             params=params,
             noise_seed=noise_seed,
             draft_length=self._draft_length(params),
-            num_tokens_left=room if params.max_tokens is None else min(room, params.max_tokens),
+            num_tokens_left=num_tokens_left,
             stop_token_ids=stop_token_ids,
-            decoder=IncrementalDecoder(self.tokenizer) if self.tokenizer else None,
+            decoder=IncrementalDecoder(self.tokenizer, shown_ids=params.shown_token_ids) if self.tokenizer else None,
             adjustments=make_adjustments(
                 params,
                 prompt,
@@ -138,9 +181,9 @@ class Engine:
                 tokenizer=self.tokenizer,
                 device=self.target.device,
             ),
+            constraint=make_constraint(params, self.tokenizer, self.target.config.vocab_size, stop_token_ids),
         )
         self.num_added += 1
-        self.waiting.append(request)
         return request
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
@@ -159,6 +202,14 @@ class Engine:
         if min(prompt) < 0 or max(prompt) >= vocab_size:
             raise RequestError(f"the prompt has a token id outside 0..{vocab_size - 1}.")
         refuse_placeholders(prompt, is_given, self.target.config.placeholders)
+
+    def _check_space(self, num_positions: int) -> None:
+        most = self.scheduler.space.max_positions
+        if num_positions > most:
+            raise RequestError(
+                f"prompt and max_tokens come to {num_positions} tokens, but the caches hold {most} for one request. "
+                "Lower max_tokens, or raise cache_bytes."
+            )
 
     def _derived_seed(self) -> int:
         return random.Random(f"{self.config.seed}/{self.num_added}").getrandbits(63)
@@ -185,69 +236,36 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True while a request waits or runs."""
-        return bool(self.waiting or self.running)
+        return self.scheduler.has_work
 
     @torch.inference_mode()
     def step(self) -> list[Chunk]:
-        """Prefill one waiting request if a seat is free, else advance all running ones by a cycle.
+        """Advance all running requests by a cycle, then run at most `prefill_rows` rows of prompts.
 
         A request whose logits are not finite ends with finish reason "error"; the others go on.
         """
         if not self.has_work:
             return []
-        has_seat = len(self.running) < self.config.max_seats
         with self.target.kernels.own_threads():
-            chunks = [self._prefill(self.waiting.popleft())] if self.waiting and has_seat else self._decode()
-        self.running = [request for request in self.running if request.finish_reason is None]
-        return chunks
+            return [*self._decode(), *self._prefill()]
 
     def abort(self, request: RequestState) -> None:
-        """Drop a request wherever it is; its seat is free at once."""
+        """Drop a request wherever it is, between steps; its seat and pages are free at once."""
         request.finish_reason = "abort"
-        self.running = [other for other in self.running if other is not request]
-        self.waiting = deque(other for other in self.waiting if other is not request)
-
-    def _prefill(self, request: RequestState) -> Chunk:
-        taken = {other.seat for other in self.running}
-        request.seat = next(seat for seat in range(self.config.max_seats) if seat not in taken)
-        hidden, last_row = self._run_prompt(request)
-        batch = CycleBatch.at_prompt_end(request, self.target.device)
-        nothing = point_mass_block(batch.seats.new_empty(1, 0), hidden.dtype)
-        judged = accept(batch, nothing, self.target, hidden, batch.seats.new_full((1, 1), last_row))
-        if not bool(judged.is_finite):
-            return request.fail()
-        self.running.append(request)
-        token_ids = judged.verdict.target_token_ids.tolist()
-        return request.append(token_ids, num_accepted_tokens=0, logprobs=judged.logprobs[0])
-
-    def _run_prompt(self, request: RequestState) -> tuple[Tensor, int]:
-        """Fill the caches with the prompt, chunk borders at fixed positions.
-
-        Returns hidden states [R, N] for the head and which of them is the prompt's last row.
-        """
-        step = self.config.rows_per_pass or self.config.prefill_rows
-        tap_layers = self.proposer.tap_layers if self.proposer else ()
-        prompt = torch.tensor(request.prompt_token_ids, device=self.target.device)
-        for start in range(0, len(prompt), step):
-            rows = self._prompt_rows(prompt[start : start + step], start, request)
-            output = self.target.forward(rows, self.caches, tap_layers=tap_layers)
-            if self.proposer is not None and output.taps is not None:
-                self.proposer.commit(output.taps, rows.seats, rows.positions)
-        last_row = (len(prompt) - 1) % step
-        if self.config.rows_per_pass:  # with constant shapes the head, too, always sees the same number of rows
-            return output.hidden, last_row
-        return output.hidden[last_row : last_row + 1], 0
-
-    def _prompt_rows(self, token_ids: Tensor, start: int, request: RequestState) -> Rows:
-        count, num_spare = len(token_ids), max(0, (self.config.rows_per_pass or 0) - len(token_ids))
-        positions = torch.arange(start, start + count, device=token_ids.device)
-        spare = positions.new_zeros(num_spare)
-        seats = torch.cat([torch.full_like(positions, request.seat), spare - 1])
-        given = request.given.cut(start, len(seats)) if request.given is not None else None
-        return Rows(torch.cat([token_ids, spare]), seats, torch.cat([positions, spare]), given)
+        self.scheduler.remove(request)
 
     def _decode(self) -> list[Chunk]:
-        batch = CycleBatch.of(self.running, self.target.device)
+        requests, lengths = self._plan_cycle()
+        if not requests:
+            return []
+        try:
+            return self._run_cycle(requests, lengths)
+        except DrafterFault as fault:
+            self._give_up_drafting(fault)
+            return self._run_cycle(requests, [0] * len(requests))
+
+    def _run_cycle(self, requests: Sequence[RequestState], lengths: Sequence[int]) -> list[Chunk]:
+        batch = CycleBatch.of(requests, lengths, self.target.device)
         result = run_cycle(
             batch,
             target=self.target,
@@ -256,22 +274,108 @@ class Engine:
             rows_per_pass=self.config.rows_per_pass,
             acceptance=self.config.acceptance,
         )
-        return self._emit(batch, result)
+        return self._emit(requests, result.batch, result)
 
-    def _emit(self, batch: CycleBatch, result: CycleResult) -> list[Chunk]:
+    def _give_up_drafting(self, fault: DrafterFault) -> None:
+        """Plain decoding from here on. What the failed pass wrote is written again by the next one."""
+        logger.exception("Decoding goes on without drafts.")
+        self.proposer, self.drafter_fault = None, str(fault)
+
+    def _plan_cycle(self) -> tuple[list[RequestState], list[int]]:
+        """Who takes part, oldest first, and with how many drafts; whoever finds no room has lost its seat."""
+        running = list(self.scheduler.running)
+        limits = [request.max_draft_length if self.proposer else 0 for request in running]
+        lengths = plan_draft_lengths(limits, row_budget=self.config.row_budget)
+        for request, length in zip(running, lengths, strict=True):
+            if request.seat >= 0:
+                self.scheduler.make_room(request, num_committed=request.anchor_position, num_rows=length + 1)
+        seated = [(request, n) for request, n in zip(running, lengths, strict=True) if request.seat >= 0]
+        return [request for request, _ in seated], [length for _, length in seated]
+
+    def _emit(self, requests: Sequence[RequestState], batch: CycleBatch, result: CycleResult) -> list[Chunk]:
         """The one read-back of a cycle: tokens to requests, in order."""
         verdict, is_finite, logprobs = result.judged
         num_accepted = verdict.num_accepted_tokens.tolist()
         targets, drafts, finite = verdict.target_token_ids.tolist(), result.draft.token_ids.tolist(), is_finite.tolist()
         chunks = []
-        for i, request in enumerate(self.running):
+        for i, request in enumerate(requests):
             if not finite[i]:
-                chunks.append(request.fail())
+                chunks.append(self._fail(request))
                 continue
             accepted, drafted = num_accepted[i], batch.host_lengths[i]
+            if accepted < 0:
+                chunks.append(self._fail(request, "a cycle brought no token"))
+                continue
             if drafted > 0:
                 request.acceptance.record_cycle(draft_length=drafted, num_accepted_tokens=accepted)
             tokens = [*drafts[i][:accepted], targets[i]]
             chunk = request.append(tokens, num_accepted_tokens=accepted, num_draft_tokens=drafted, logprobs=logprobs[i])
             chunks.append(chunk)
+            self._settle(request)
         return chunks
+
+    def _prefill(self) -> list[Chunk]:
+        """Pieces of prompts in order of arrival, until one does not fit into what is left of `prefill_rows`."""
+        chunks, rows_left = [], self.config.prefill_rows
+        rows_per_chunk = self.config.rows_per_pass or self.config.prefill_rows
+        while (request := self.scheduler.next_to_prefill()) is not None:
+            num_rows = num_chunk_rows(request, rows_per_chunk)
+            is_first = rows_left == self.config.prefill_rows
+            if num_rows > rows_left and not is_first:
+                break
+            if not self.scheduler.make_room(request, num_committed=request.num_computed_tokens, num_rows=num_rows):
+                break
+            chunks += self._run_chunk(request, num_rows)
+            rows_left -= num_rows
+        return chunks
+
+    def _run_chunk(self, request: RequestState, num_rows: int) -> list[Chunk]:
+        """A piece of a prompt; after its last, a new request has its first token, and one begun before goes on."""
+        try:
+            hidden = self._prefill_rows(request, num_rows)
+        except DrafterFault as fault:
+            self._give_up_drafting(fault)
+            hidden = self._prefill_rows(request, num_rows)
+        self._publish(request, request.num_computed_tokens)
+        if request.num_computed_tokens < len(request.prefill_token_ids):
+            return []
+        self.scheduler.start(request)
+        if request.output_token_ids:
+            return []
+        is_padded = self.config.rows_per_pass is not None
+        judged = first_token(request, hidden, num_rows, target=self.target, is_padded=is_padded)
+        if not bool(judged.is_finite):
+            return [self._fail(request)]
+        token_ids = judged.verdict.target_token_ids.tolist()
+        chunk = request.append(token_ids, num_accepted_tokens=0, logprobs=judged.logprobs[0])
+        self._settle(request)
+        return [chunk]
+
+    def _prefill_rows(self, request: RequestState, num_rows: int) -> Tensor:
+        return prefill_chunk(
+            request,
+            num_rows,
+            target=self.target,
+            caches=self.caches,
+            proposer=self.proposer,
+            rows_per_pass=self.config.rows_per_pass,
+        )
+
+    def _fail(self, request: RequestState, error: str = NOT_FINITE) -> Chunk:
+        chunk = request.fail(error)
+        self.scheduler.space.withdraw(request.seat)  # or every later request with this text would fail, too
+        self.scheduler.remove(request)
+        return chunk
+
+    def _settle(self, request: RequestState) -> None:
+        """After a cycle: what it committed can be shared, before a window gives it up; whoever is done leaves."""
+        self._publish(request, len(request.prefill_token_ids))
+        if request.finish_reason is not None:
+            self.scheduler.remove(request)
+
+    def _publish(self, request: RequestState, num_tokens: int) -> None:
+        """Offer the first tokens to later requests. Their rows are in the caches for certain: the anchor's is not."""
+        if request.given is None:
+            token_ids = request.prefill_token_ids
+            boundaries = sorted({*request.boundaries, len(request.prompt_token_ids), len(token_ids)})
+            self.scheduler.space.publish(request.seat, token_ids[:num_tokens], boundaries)

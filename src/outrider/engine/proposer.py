@@ -9,8 +9,10 @@ from torch import Tensor
 
 from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch
+from outrider.engine.grammar import LegalDrafts
 from outrider.engine.rejection import DraftBlock, point_mass_block
 from outrider.engine.sampling import NoisePurpose, draw, filtered_probs, gumbel_noise_of, uniforms
+from outrider.errors import DrafterFault
 from outrider.models.attention import LayerCaches
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.dspark import BlockWalk
@@ -35,6 +37,29 @@ class Proposer(Protocol):
         ...
 
 
+class FencedProposer:
+    """Any proposer; whatever it raises becomes a DrafterFault, which costs the engine its drafts and no request."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self.inner, self.name = proposer, proposer.name
+        self.max_draft_length, self.default_draft_length = proposer.max_draft_length, proposer.default_draft_length
+        self.tap_layers = proposer.tap_layers
+
+    def propose(self, batch: CycleBatch, draft_length: int) -> DraftBlock:
+        """As the proposer inside."""
+        try:
+            return self.inner.propose(batch, draft_length)
+        except Exception as error:
+            raise DrafterFault(f"drafter {self.name} failed to draft: {error!r}") from error
+
+    def commit(self, taps: Tensor, seats: Tensor, positions: Tensor) -> None:
+        """As the proposer inside."""
+        try:
+            self.inner.commit(taps, seats, positions)
+        except Exception as error:
+            raise DrafterFault(f"drafter {self.name} failed to take context: {error!r}") from error
+
+
 class DFlashProposer:
     """Drafts with a block drafter; its context cache is a pure function of the taps of committed tokens."""
 
@@ -47,13 +72,19 @@ class DFlashProposer:
 
     def propose(self, batch: CycleBatch, draft_length: int) -> DraftBlock:
         """One block pass, and where a slot's draft needs the one before it, or a draw, a walk over its slots."""
-        block = self.drafter.block(batch.anchor_token_ids, batch.seats, batch.anchor_positions, num_drafts=draft_length)
+        block = self.drafter.block(
+            batch.anchor_token_ids,
+            batch.seats,
+            batch.anchor_positions,
+            num_drafts=draft_length,
+            draft_lengths=batch.draft_lengths,
+        )
         is_greedy = all(params.is_greedy for params in batch.params)
-        if is_greedy and not self.drafter.has_heads:
+        if is_greedy and not self.drafter.has_heads and not batch.has_constraints:
             draft_ids, table = self.drafter.best(block, self.caches), self.drafter.draft_to_target
             return point_mass_block(draft_ids if table is None else table[draft_ids], self.drafter.target.dtype)
         walk = self.drafter.walk(block, self.caches, num_candidates=MAX_CANDIDATES)
-        return walked_greedily(batch, walk) if is_greedy else walked(batch, walk)
+        return walked_greedily(batch, walk) if is_greedy and not batch.has_constraints else walked(batch, walk)
 
     def commit(self, taps: Tensor, seats: Tensor, positions: Tensor) -> None:
         """Append context keys and values."""
@@ -73,17 +104,22 @@ def walked_greedily(batch: CycleBatch, walk: BlockWalk) -> DraftBlock:
 
 
 def walked(batch: CycleBatch, walk: BlockWalk) -> DraftBlock:
-    """Drafts drawn slot by slot, each request by its own rule; greedy requests in the batch are point masses."""
-    previous, slots, chances = batch.anchor_token_ids, [], []
+    """Drafts drawn slot by slot, each request by its own rule; greedy requests in the batch are point masses.
+
+    A request with a grammar draws from the candidates that are legal there; its draft ends where none is.
+    """
+    previous, slots, chances, legal = batch.anchor_token_ids, [], [], LegalDrafts(batch.constraints)
     for slot in range(walk.num_drafts):
         ids, logits, chance = walk.step(previous)
+        logits = legal.mask(ids, logits)
         probs = torch.stack([candidate_probs(row, params) for row, params in zip(logits, batch.params, strict=True)])
         chosen = torch.stack([choose(batch, request, slot, ids[request], row) for request, row in enumerate(probs)])
         previous = ids.gather(1, chosen[:, None]).squeeze(1)
+        legal.take(previous)
         slots.append((previous, ids, probs))
         chances.append(chance)
     token_ids, kept_ids, kept_probs = (torch.stack(parts, dim=1) for parts in zip(*slots, strict=True))
-    return DraftBlock(token_ids, kept_ids, kept_probs, _stacked(chances))
+    return DraftBlock(token_ids, kept_ids, kept_probs, _stacked(chances), legal.finish(walk.num_drafts))
 
 
 def _stacked(chances: list[Tensor | None]) -> Tensor | None:
@@ -95,7 +131,7 @@ def choose(batch: CycleBatch, request: int, slot: int, ids: Tensor, probs: Tenso
     """Index of the drafted candidate among ids int64 [C] with probs [C]."""
     params = batch.params[request]
     if params.is_greedy:
-        return torch.zeros((), dtype=torch.int64, device=ids.device)
+        return probs.argmax()
     seed, anchor = batch.noise_seeds[request], batch.host_positions[request]
     if params.seed is not None:
         return (probs.to(torch.float64).log() + gumbel_noise_of(seed, anchor + 1 + slot, ids)).argmax()
@@ -103,9 +139,9 @@ def choose(batch: CycleBatch, request: int, slot: int, ids: Tensor, probs: Tenso
 
 
 def candidate_probs(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Draft distribution of one slot over its candidates [C], best first: filtered as the target's, or a point mass."""
+    """Draft distribution of one slot over its candidates [C]: filtered as the target's, or a point mass."""
     if params.is_greedy:
         point = torch.zeros_like(logits)
-        point[0] = 1.0
+        point[logits.argmax()] = 1.0
         return point
     return filtered_probs(logits, params)

@@ -31,11 +31,12 @@ class DraftBlock(NamedTuple):
     candidate_ids: Tensor  # int64 [Q, K, C]; a point mass has its own id first and probability 0 after it
     candidate_probs: Tensor  # [Q, K, C], each slot sums to 1 over different ids
     confidences: Tensor | None = None  # [Q, K], a draft's chance to be accepted after those before it, if anyone knows
+    lengths: tuple[int, ...] | None = None  # drafts of each request that count; None counts all
 
     def of(self, request: int, num_drafts: int) -> DraftBlock:
         """The first drafts of one request, as a block of one."""
-        parts = (self.token_ids, self.candidate_ids, self.candidate_probs)
-        return DraftBlock(*(part[request : request + 1, :num_drafts] for part in parts))
+        kept = slice(request, request + 1), slice(num_drafts)
+        return DraftBlock(self.token_ids[kept], self.candidate_ids[kept], self.candidate_probs[kept])
 
 
 def point_mass_block(token_ids: Tensor, dtype: torch.dtype) -> DraftBlock:

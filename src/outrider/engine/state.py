@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 
 from outrider.core import AcceptanceStats, Chunk, SamplingParams, TokenLogprobs
 from outrider.engine.adjustments import Adjustments
+from outrider.engine.grammar import Constraint
 from outrider.models.attention import GivenRows
 from outrider.tokenizer import IncrementalDecoder
+
+NOT_FINITE = "the target's logits were not finite"
 
 
 @dataclass
@@ -28,12 +31,18 @@ class RequestState:
     stop_token_ids: frozenset[int]
     decoder: IncrementalDecoder | None
     adjustments: Adjustments | None = None
+    constraint: Constraint | None = None
     given: GivenRows | None = None  # embeddings that prompt rows bring, on the target's device
-    seat: int = -1
+    boundaries: tuple[int, ...] = ()  # prompt tokens after which other requests are likely to go on differently
+    seat: int = -1  # -1 while it waits
+    num_computed_tokens: int = 0  # while it is prefilled: how many tokens have their keys and values
+    num_cached_tokens: int = 0  # of its prompt, found in the caches when it was first prefilled
+    num_preemptions: int = 0  # times it lost its seat
     output_token_ids: list[int] = field(default_factory=list)
     text: str = ""
     pending_text: str = ""  # decoded, but it might begin a stop string
     finish_reason: str | None = None
+    error: str | None = None  # why it failed
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -48,8 +57,13 @@ class RequestState:
         return len(self.prompt_token_ids) + len(self.output_token_ids) - 1
 
     @property
-    def next_draft_length(self) -> int:
-        """Drafts worth verifying now: a cycle adds one token of its own, and nothing past the limit is drafted."""
+    def prefill_token_ids(self) -> tuple[int, ...]:
+        """What has to be in the caches before it can run: the prompt, and of an answer begun all but the anchor."""
+        return self.prompt_token_ids + tuple(self.output_token_ids[:-1])
+
+    @property
+    def max_draft_length(self) -> int:
+        """Most drafts worth verifying now: a cycle adds a token of its own, and nothing past the limit is drafted."""
         return min(self.draft_length, self.num_tokens_left - 1)
 
     def append(
@@ -63,11 +77,16 @@ class RequestState:
         """Take tokens in order until one ends the request; the earliest event wins, and a stop beats the limit.
 
         A stop token counts as emitted and is in token_ids; neither its text nor a stop string is in the text.
-        `logprobs` has one entry for each token, or none at all.
+        `logprobs` has one entry for each token, or none at all. A token that the grammar refuses is not taken: the
+        grammar had no way to go on, and the request ends with "error".
         """
         taken: list[int] = []
         shown = ""
         for token_id in token_ids:
+            if self.constraint is not None and not self.constraint.advance(token_id):
+                self.finish_reason = "error"
+                shown += self._flush_text()
+                break
             taken.append(token_id)
             self.output_token_ids.append(token_id)
             self.num_tokens_left -= 1
@@ -83,9 +102,9 @@ class RequestState:
         self.logprobs += kept
         return Chunk(self.index, shown, tuple(taken), num_shown, self.finish_reason, num_draft_tokens, kept)
 
-    def fail(self) -> Chunk:
-        """End the request because the target's logits were not finite; nothing of the cycle is text."""
-        self.finish_reason = "error"
+    def fail(self, error: str = NOT_FINITE) -> Chunk:
+        """End the request because of a fault it may not have caused; nothing of the cycle is text."""
+        self.finish_reason, self.error = "error", error
         return Chunk(self.index, "", (), 0, "error")
 
     def _take_text(self, token_id: int) -> str:

@@ -24,7 +24,7 @@ typedef union {
 
 typedef struct {
     int64_t function;
-    argument_t a[13];
+    argument_t a[15];
 } call_t;
 
 enum { LINEARS, GATED_LINEAR, RMS_NORM, HEAD_NORM_ROPE, WRITE_CACHE, ATTENTION, GATED };
@@ -46,11 +46,11 @@ EXPORT void outrider_replay(const call_t *calls, int64_t count) {
             outrider_head_norm_rope(a[0].p, a[1].p, a[2].p, a[3].p, a[4].p, a[5].p, a[6].n, a[7].n, a[8].n, a[9].f);
             break;
         case WRITE_CACHE:
-            outrider_write_cache(a[0].p, a[1].p, a[2].p, a[3].p, a[4].p, a[5].p, a[6].n, a[7].n, a[8].n);
+            outrider_write_cache(a[0].p, a[1].p, a[2].p, a[3].p, a[4].p, a[5].p, a[6].p, a[7].n, a[8].n, a[9].n, a[10].n);
             break;
         case ATTENTION:
-            outrider_attention(a[0].p, a[1].p, a[2].p, a[3].p, a[4].p, a[5].p, a[6].p, a[7].n, a[8].n, a[9].n, a[10].n,
-                               a[11].n, a[12].f);
+            outrider_attention(a[0].p, a[1].p, a[2].p, a[3].p, a[4].p, a[5].p, a[6].p, a[7].p, a[8].n, a[9].n, a[10].n,
+                               a[11].n, a[12].n, a[13].n, a[14].f);
             break;
         case GATED:
             outrider_gated(a[0].p, a[1].p, a[2].p, a[3].n, (int32_t)a[4].n);

@@ -21,7 +21,8 @@ from torch import Tensor
 from outrider.environment import num_usable_cores
 from outrider.errors import ConfigError
 from outrider.kernels.compiler import load_library
-from outrider.kernels.recording import Body, Recording, signature_of
+from outrider.kernels.layer_cache import LayerCache
+from outrider.kernels.recording import Body, Recording, Scratch, signature_of
 from outrider.weights.packed import DenseWeight, PackedWeight
 
 # As in cpu.c.
@@ -50,8 +51,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "embed": (_POINTER, _COUNT, _POINTER, _POINTER),
     "rms_norm": (*(_POINTER,) * 4, _COUNT, _COUNT, c_float, c_float),
     "head_norm_rope": (*(_POINTER,) * 6, _COUNT, _COUNT, _COUNT, c_float),
-    "write_cache": (*(_POINTER,) * 6, _COUNT, _COUNT, _COUNT),
-    "attention": (*(_POINTER,) * 7, *(_COUNT,) * 5, c_float),
+    "write_cache": (*(_POINTER,) * 7, *(_COUNT,) * 4),
+    "attention": (*(_POINTER,) * 8, *(_COUNT,) * 6, c_float),
     "replay": (_POINTER, _COUNT),
 }
 _RESULTS: dict[str, Any] = {"has_half": c_int32, "tile_bytes": c_int64}
@@ -125,7 +126,8 @@ class CpuKernels:
         if recording is not None:
             replayed: list[Tensor] = recording.replay(self._functions["replay"], inputs)
             return replayed
-        self._recording = recording = Recording(inputs)
+        scratch = next((recorded.scratch for recorded in recordings.values()), None)
+        self._recording = recording = Recording(inputs, Scratch() if scratch is None else scratch)
         try:
             outputs = recording.record(body)
         finally:
@@ -310,24 +312,19 @@ class CpuKernels:
         self._call("head_norm_rope", *addresses, outputs.data_ptr(), *heads.shape, eps, kept=kept)
         return outputs
 
-    def write_cache(
-        self, cache_k: Tensor, cache_v: Tensor, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor
-    ) -> None:
-        """Store keys and values [R, G, D] at cache[seat, position mod C]."""
+    def write_cache(self, cache: LayerCache, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor) -> None:
+        """Store keys and values [R, G, D] at slot position mod P of each row's page."""
         keys, values = _plain(keys, torch.float32), _plain(values, torch.float32)
         seats, positions = _plain(seats, torch.int64), _plain(positions, torch.int64)
-        _, num_slots, num_groups, head_size = cache_k.shape
-        assert cache_k.is_contiguous(), "the cache is written in place"
-        assert cache_v.is_contiguous(), "the cache is written in place"
-        tensors = (cache_k, cache_v, keys, values, seats, positions)
-        addresses = (tensor.data_ptr() for tensor in tensors)
-        self._call("write_cache", *addresses, keys.shape[0], num_slots, num_groups * head_size, kept=tensors)
+        tensors = (*_in_place(cache), keys, values, seats, positions)
+        _, page_size, num_groups, head_size = cache.keys.shape
+        shape = keys.shape[0], page_size, cache.table.shape[1], num_groups * head_size
+        self._call("write_cache", *(tensor.data_ptr() for tensor in tensors), *shape, kept=tensors)
 
     def attention(
         self,
         queries: Tensor,
-        cache_k: Tensor,
-        cache_v: Tensor,
+        cache: LayerCache,
         spans: Tensor,
         *,
         scale: float,
@@ -336,16 +333,16 @@ class CpuKernels:
     ) -> Tensor:
         """Softmax attention of queries [R, H, D] over the context and fresh rows that spans [R, 5] names."""
         queries, spans = _plain(queries, torch.float32), _plain(spans, torch.int32)
-        cache_k, cache_v = _plain(cache_k, torch.float32), _plain(cache_v, torch.float32)
+        cached = tuple(tensor.data_ptr() for tensor in _in_place(cache))
         if fresh_k is not None and fresh_v is not None:
             fresh_k, fresh_v = _plain(fresh_k, torch.float32), _plain(fresh_v, torch.float32)
         outputs = torch.empty_like(queries)
         num_rows, num_heads, head_size = queries.shape
-        _, num_slots, num_groups, _ = cache_k.shape
-        keys_and_values = cache_k.data_ptr(), cache_v.data_ptr(), _pointer(fresh_k), _pointer(fresh_v)
-        shape = num_rows, num_heads, num_groups, head_size, num_slots
-        addresses = queries.data_ptr(), *keys_and_values, spans.data_ptr(), outputs.data_ptr()
-        kept = (queries, cache_k, cache_v, fresh_k, fresh_v, spans, outputs)
+        _, page_size, num_groups, _ = cache.keys.shape
+        shape = num_rows, num_heads, num_groups, head_size, page_size, cache.table.shape[1]
+        fresh = _pointer(fresh_k), _pointer(fresh_v)
+        addresses = queries.data_ptr(), *cached, *fresh, spans.data_ptr(), outputs.data_ptr()
+        kept = (queries, cache, fresh_k, fresh_v, spans, outputs)
         self._call("attention", *addresses, *shape, scale, kept=kept)
         return outputs
 
@@ -354,6 +351,14 @@ def _plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The tensor as C reads it: of `dtype`, rows one after another."""
     assert tensor.dtype is dtype, f"{tensor.dtype} where {dtype} is due"
     return tensor.contiguous()
+
+
+def _in_place(cache: LayerCache) -> LayerCache:
+    """The cache itself, as C reads and writes it: a copy would be another cache."""
+    assert cache.keys.dtype is cache.values.dtype is torch.float32, (cache.keys.dtype, cache.values.dtype)
+    assert cache.table.dtype is torch.int32, cache.table.dtype
+    assert all(tensor.is_contiguous() for tensor in cache), "the cache is used in place"
+    return cache
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

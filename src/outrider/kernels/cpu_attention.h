@@ -8,35 +8,51 @@
 
 typedef struct {
     const float *queries, *cache_k, *cache_v, *fresh_k, *fresh_v;
+    const int32_t *table; /* [seats, width]: the page of each logical page, or -1 */
     const int32_t *spans; /* [rows, 5]: seat, context start, context end, fresh start, fresh end */
     float *outputs;
-    int64_t heads, groups, size, slots, heads_per_item;
+    int64_t heads, groups, size, page_size, width, heads_per_item;
     float scale;
 } attention_job;
 
-/* What a row sees is up to three runs of consecutive keys: the ring before its end, the ring after it, fresh rows. */
+/* Consecutive keys: what a row sees is some runs of them, in the order of positions and then fresh rows. Where pages lie
+ * decides how long runs are, never the order of sums. */
 typedef struct {
-    const float *keys[3], *values[3];
-    int64_t counts[3];
-} runs_t;
+    const float *keys, *values;
+    int64_t count;
+} run_t;
 
-static int64_t find_runs(const attention_job *job, const int32_t *span, int64_t group, runs_t *runs) {
-    const int64_t seat = span[0], end = span[2], slots = job->slots, row = job->groups * job->size;
-    int64_t start = span[1] < 0 ? 0 : span[1];
-    if (end - start > slots) start = end - slots;
-    const int64_t context = end > start ? end - start : 0, fresh = span[4] > span[3] ? span[4] - span[3] : 0;
-    const int64_t slot = context ? start % slots : 0, before = slots - slot < context ? slots - slot : context;
-    const int64_t ring = seat * slots * row + group * job->size;
-    runs->counts[0] = before;
-    runs->counts[1] = context - before;
-    runs->counts[2] = job->fresh_k ? fresh : 0;
-    runs->keys[0] = job->cache_k + ring + slot * row;
-    runs->values[0] = job->cache_v + ring + slot * row;
-    runs->keys[1] = job->cache_k + ring;
-    runs->values[1] = job->cache_v + ring;
-    runs->keys[2] = job->fresh_k ? job->fresh_k + span[3] * row + group * job->size : NULL;
-    runs->values[2] = job->fresh_v ? job->fresh_v + span[3] * row + group * job->size : NULL;
-    return runs->counts[0] + runs->counts[1] + runs->counts[2];
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Most runs of a span: a page each, and the fresh rows. */
+static int64_t num_runs_at_most(const attention_job *job, const int32_t *span) {
+    const int64_t context = smaller(span[2] - span[1], job->width * job->page_size);
+    return (context > 0 ? context : 0) / job->page_size + 3;
+}
+
+/* Finds the runs of a span; returns how many, and in *keys how many keys they have together. */
+static int64_t find_runs(const attention_job *job, const int32_t *span, int64_t group, run_t *runs, int64_t *keys) {
+    const int64_t row = job->groups * job->size, page_size = job->page_size, slots = job->width * page_size, end = span[2];
+    const int32_t *table = job->table + span[0] * job->width;
+    int64_t position = span[1] < 0 ? 0 : span[1], count = 0;
+    if (end - position > slots) position = end - slots;
+    *keys = 0;
+    while (position < end) {
+        const int64_t slot = position % page_size, length = smaller(page_size - slot, end - position);
+        const int64_t page = table[position / page_size % job->width];
+        position += length;
+        if (page < 0) continue;
+        const int64_t at = (page * page_size + slot) * row + group * job->size;
+        *keys += length;
+        if (count && job->cache_k + at == runs[count - 1].keys + runs[count - 1].count * row) runs[count - 1].count += length;
+        else runs[count++] = (run_t){job->cache_k + at, job->cache_v + at, length};
+    }
+    if (job->fresh_k && span[4] > span[3]) {
+        const int64_t at = span[3] * row + group * job->size;
+        runs[count++] = (run_t){job->fresh_k + at, job->fresh_v + at, span[4] - span[3]};
+        *keys += span[4] - span[3];
+    }
+    return count;
 }
 
 /* HEADS query heads that share keys and values, side by side: each key is loaded once for all of them. A head's own sums
@@ -86,16 +102,16 @@ static void softmax(float *scores, int64_t count) {
 }
 
 /* Some vectors of the outputs of HEADS heads, summed over all keys in registers. */
-INLINE void sum_values(const int HEADS, const int VECTORS_AT_ONCE, const runs_t *runs, int64_t first, const float *weights,
-                       int64_t stride, int64_t row, int64_t size, float *y) {
+INLINE void sum_values(const int HEADS, const int VECTORS_AT_ONCE, const run_t *runs, int64_t num_runs, int64_t first,
+                       const float *weights, int64_t stride, int64_t row, int64_t size, float *y) {
     f32v sums[MAX_HEADS][8];
 #pragma GCC unroll 8
     for (int h = 0; h < HEADS; h++)
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS_AT_ONCE; v++) sums[h][v] = (f32v){0};
-    for (int run = 0; run < 3; run++)
-        for (int64_t i = 0; i < runs->counts[run]; i++, weights++) {
-            const float *value = runs->values[run] + i * row + first;
+    for (const run_t *run = runs; run < runs + num_runs; run++)
+        for (int64_t i = 0; i < run->count; i++, weights++) {
+            const float *value = run->values + i * row + first;
 #pragma GCC unroll 8
             for (int h = 0; h < HEADS; h++) {
                 const f32v weight = splat(weights[h * stride]);
@@ -110,24 +126,24 @@ INLINE void sum_values(const int HEADS, const int VECTORS_AT_ONCE, const runs_t 
         for (int v = 0; v < VECTORS_AT_ONCE; v++) store(y + h * size + first + v * LANES, sums[h][v]);
 }
 
-INLINE void attend_heads(const int HEADS, const attention_job *job, const runs_t *runs, int64_t count, const float *queries,
-                         float *scores, float *y) {
+INLINE void attend_heads(const int HEADS, const attention_job *job, const run_t *runs, int64_t num_runs, int64_t count,
+                         const float *queries, float *scores, float *y) {
     const int64_t size = job->size, row = job->groups * size;
     float *score = scores;
-    for (int run = 0; run < 3; run++)
-        for (int64_t i = 0; i < runs->counts[run]; i++)
-            score_key(HEADS, queries, runs->keys[run] + i * row, size, job->scale, score++, count);
+    for (const run_t *run = runs; run < runs + num_runs; run++)
+        for (int64_t i = 0; i < run->count; i++)
+            score_key(HEADS, queries, run->keys + i * row, size, job->scale, score++, count);
     for (int h = 0; h < HEADS; h++) softmax(scores + h * count, count);
     int64_t first = 0;
     for (; first + 8 / HEADS * LANES <= size; first += 8 / HEADS * LANES)
-        sum_values(HEADS, 8 / HEADS, runs, first, scores, count, row, size, y);
-    for (; first + LANES <= size; first += LANES) sum_values(HEADS, 1, runs, first, scores, count, row, size, y);
+        sum_values(HEADS, 8 / HEADS, runs, num_runs, first, scores, count, row, size, y);
+    for (; first + LANES <= size; first += LANES) sum_values(HEADS, 1, runs, num_runs, first, scores, count, row, size, y);
     for (; first < size; first++)
         for (int h = 0; h < HEADS; h++) {
             const float *weights = scores + h * count;
             float sum = 0.0f;
-            for (int run = 0; run < 3; run++)
-                for (int64_t i = 0; i < runs->counts[run]; i++) sum += runs->values[run][i * row + first] * *weights++;
+            for (const run_t *run = runs; run < runs + num_runs; run++)
+                for (int64_t i = 0; i < run->count; i++) sum += run->values[i * row + first] * *weights++;
             y[h * size + first] = sum;
         }
 }
@@ -138,27 +154,33 @@ static void attend(const void *argument, int64_t item) {
     const int32_t *span = job->spans + first / job->heads * 5;
     const float *queries = job->queries + first * job->size;
     float *y = job->outputs + first * job->size;
-    runs_t runs;
-    const int64_t count = span[0] < 0 ? 0 : find_runs(job, span, head / (job->heads / job->groups), &runs);
+    int64_t count = 0, num_runs = 0;
+    run_t *runs = NULL;
+    if (span[0] >= 0) {
+        runs = malloc((size_t)num_runs_at_most(job, span) * sizeof(run_t));
+        num_runs = find_runs(job, span, head / (job->heads / job->groups), runs, &count);
+    }
     if (count == 0) {
         memset(y, 0, (size_t)(heads * job->size) * sizeof(float));
-        return;
+    } else {
+        float *scores = malloc((size_t)(count * heads) * sizeof(float));
+        if (heads == 4) attend_heads(4, job, runs, num_runs, count, queries, scores, y);
+        else if (heads == 2) attend_heads(2, job, runs, num_runs, count, queries, scores, y);
+        else attend_heads(1, job, runs, num_runs, count, queries, scores, y);
+        free(scores);
     }
-    float *scores = malloc((size_t)(count * heads) * sizeof(float));
-    if (heads == 4) attend_heads(4, job, &runs, count, queries, scores, y);
-    else if (heads == 2) attend_heads(2, job, &runs, count, queries, scores, y);
-    else attend_heads(1, job, &runs, count, queries, scores, y);
-    free(scores);
+    free(runs);
 }
 
-/* queries, outputs [rows, heads, size]; caches [seats, slots, groups, size]; fresh [F, groups, size] or NULL */
-EXPORT void outrider_attention(const float *queries, const float *cache_k, const float *cache_v, const float *fresh_k,
-                               const float *fresh_v, const int32_t *spans, float *outputs, int64_t rows, int64_t heads,
-                               int64_t groups, int64_t size, int64_t slots, float scale) {
+/* queries, outputs [rows, heads, size]; caches [pages, page_size, groups, size]; table [seats, width]; fresh
+ * [F, groups, size] or NULL */
+EXPORT void outrider_attention(const float *queries, const float *cache_k, const float *cache_v, const int32_t *table,
+                               const float *fresh_k, const float *fresh_v, const int32_t *spans, float *outputs, int64_t rows,
+                               int64_t heads, int64_t groups, int64_t size, int64_t page_size, int64_t width, float scale) {
     /* As many heads side by side as still leave every thread an item. */
     int64_t side_by_side = MAX_HEADS;
     while (side_by_side > 1 && (heads / groups % side_by_side || rows * heads / side_by_side < wanted_threads)) side_by_side /= 2;
-    const attention_job job = {queries, cache_k, cache_v, fresh_k, fresh_v, spans, outputs,
-                               heads, groups, size, slots, side_by_side, scale};
+    const attention_job job = {queries, cache_k, cache_v, fresh_k, fresh_v, table, spans, outputs,
+                               heads, groups, size, page_size, width, side_by_side, scale};
     parallel(attend, &job, rows * heads / side_by_side);
 }

@@ -48,12 +48,15 @@ EXPORT void outrider_head_norm_rope(const float *x, const float *weight, const f
     }
 }
 
-/* caches [seats, slots, size]; keys, values [rows, size] */
-EXPORT void outrider_write_cache(float *cache_k, float *cache_v, const float *keys, const float *values, const int64_t *seats,
-                                 const int64_t *positions, int64_t rows, int64_t slots, int64_t size) {
+/* caches [pages, page_size, size], table [seats, width]; keys, values [rows, size] */
+EXPORT void outrider_write_cache(float *cache_k, float *cache_v, const int32_t *table, const float *keys, const float *values,
+                                 const int64_t *seats, const int64_t *positions, int64_t rows, int64_t page_size,
+                                 int64_t width, int64_t size) {
     for (int64_t r = 0; r < rows; r++) {
         if (seats[r] < 0) continue;
-        const int64_t at = (seats[r] * slots + positions[r] % slots) * size;
+        const int64_t page = table[seats[r] * width + positions[r] / page_size % width];
+        if (page < 0) continue;
+        const int64_t at = (page * page_size + positions[r] % page_size) * size;
         memcpy(cache_k + at, keys + r * size, (size_t)size * sizeof(float));
         memcpy(cache_v + at, values + r * size, (size_t)size * sizeof(float));
     }

@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider.errors import ConfigError
 from outrider.kernels.compiler import NotCompiledError
 from outrider.kernels.cpu import load_cpu_kernels
+from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import Body
 from outrider.kernels.reference import TorchKernels
 from outrider.weights.locate import cache_dir
@@ -26,7 +27,7 @@ KERNEL_KINDS = ("auto", "cpu", "torch")
 
 
 class Kernels(Protocol):
-    """A set of kernels. R rows, N hidden size, H query heads, G key/value heads, D head size, S seats, C cache slots.
+    """A set of kernels. R rows, N hidden size, H query heads, G key/value heads, D head size.
 
     Contract (design §4.2): a row's result depends on that row's own inputs only, never on how many rows share the
     call nor on which they are. Rows whose seat is -1 are spare: their results are zero and they write nothing.
@@ -111,20 +112,18 @@ class Kernels(Protocol):
         """
         ...
 
-    def write_cache(
-        self, cache_k: Tensor, cache_v: Tensor, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor
-    ) -> None:
-        """Store keys and values [R, G, D] at cache[seat, position mod C] of [S, C, G, D].
+    def write_cache(self, cache: LayerCache, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor) -> None:
+        """Store keys and values [R, G, D] where the cache's page table has each row's position.
 
-        seats and positions are int64 [R]; live rows of one call must not share a slot.
+        seats and positions are int64 [R]; live rows of one call must not share a slot. A row without a page writes
+        nothing.
         """
         ...
 
     def attention(
         self,
         queries: Tensor,
-        cache_k: Tensor,
-        cache_v: Tensor,
+        cache: LayerCache,
         spans: Tensor,
         *,
         scale: float,
@@ -133,9 +132,9 @@ class Kernels(Protocol):
     ) -> Tensor:
         """Softmax attention of queries [R, H, D] -> [R, H, D].
 
-        Row r sees, in this order, the cached positions context_start <= p < context_end of its seat (slot p mod C of
-        [S, C, G, D]; at most C of them) and the fresh rows fresh_start <= f < fresh_end of fresh_k, fresh_v [F, G, D].
-        Query head h reads key/value head h // (H / G).
+        Row r sees, in this order, the cached positions context_start <= p < context_end of its seat (of those, the
+        newest that fit the ring, as far as they have a page) and the fresh rows fresh_start <= f < fresh_end of
+        fresh_k, fresh_v [F, G, D]. Where the pages lie changes no bit. Query head h reads key/value head h // (H / G).
         """
         ...
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import Body
 from outrider.weights.packed import PackedWeight
 
@@ -126,25 +127,23 @@ class TorchKernels:
         rotated = torch.cat([first * row_cos - second * row_sin, second * row_cos + first * row_sin], dim=-1)
         return rotated.to(heads.dtype)
 
-    def write_cache(
-        self, cache_k: Tensor, cache_v: Tensor, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor
-    ) -> None:
-        """Store keys and values [R, G, D] at cache[seat, position mod C]; live rows must not share a slot."""
-        # A spare row repeats the first live row's write, or writes back what is there if no row is live.
-        live = seats >= 0
+    def write_cache(self, cache: LayerCache, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor) -> None:
+        """Store keys and values [R, G, D] at slot position mod P of each row's page; no slot is written twice."""
+        # A row without a page repeats the first live row's write, or writes back what is there if no row is live.
+        page_size, width = cache.keys.shape[1], cache.table.shape[1]
+        row_pages = cache.table[seats.clamp_min(0), positions // page_size % width].long()
+        live = (seats >= 0) & (row_pages >= 0)
         rows = torch.arange(seats.shape[0], device=seats.device)
         source = torch.where(live, rows, live.int().argmax())
-        target_seats = seats[source].clamp_min(0)
-        slots = positions[source] % cache_k.shape[1]
+        pages, slots = row_pages[source].clamp_min(0), positions[source] % page_size
         any_live = live[source][:, None, None]
-        for cache, fresh in ((cache_k, keys), (cache_v, values)):
-            cache[target_seats, slots] = torch.where(any_live, fresh[source], cache[target_seats, slots])
+        for stored, fresh in ((cache.keys, keys), (cache.values, values)):
+            stored[pages, slots] = torch.where(any_live, fresh[source], stored[pages, slots])
 
     def attention(
         self,
         queries: Tensor,
-        cache_k: Tensor,
-        cache_v: Tensor,
+        cache: LayerCache,
         spans: Tensor,
         *,
         scale: float,
@@ -156,9 +155,10 @@ class TorchKernels:
         outputs = []
         for start in range(0, queries.shape[0], ATTENTION_ROWS):
             rows = slice(start, start + ATTENTION_ROWS)
-            visible = _visible(spans[rows], num_slots=cache_k.shape[1], num_fresh=num_fresh)
-            keys = _gathered(cache_k, fresh_k, spans[rows], visible)
-            values = _gathered(cache_v, fresh_v, spans[rows], visible)
+            pages = cache.table[spans[rows, SPAN_SEAT].clamp_min(0).long()]  # [R, W]
+            visible = _visible(spans[rows], pages, page_size=cache.keys.shape[1], num_fresh=num_fresh)
+            keys = _gathered(cache.keys, fresh_k, pages, visible)
+            values = _gathered(cache.values, fresh_v, pages, visible)
             outputs.append(_attend(queries[rows], keys, values, visible, scale=scale))
         return torch.cat(outputs) if outputs else torch.empty_like(queries)
 
@@ -182,21 +182,22 @@ def _normalized(values: Tensor, eps: float) -> Tensor:
     return values * torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + eps)
 
 
-def _visible(spans: Tensor, *, num_slots: int, num_fresh: int) -> Tensor:
-    """Which of a seat's slots, then which fresh rows, each row sees: bool [R, C + F]."""
+def _visible(spans: Tensor, pages: Tensor, *, page_size: int, num_fresh: int) -> Tensor:
+    """Which slots of its seat's pages [R, W], then which fresh rows, each row sees: bool [R, W * P + F]."""
+    num_slots = pages.shape[1] * page_size
     start = spans[:, SPAN_CONTEXT_START, None]
     newest = spans[:, SPAN_CONTEXT_END, None] - 1
     slots = torch.arange(num_slots, device=spans.device)
     positions = newest - torch.remainder(newest - slots, num_slots)  # the newest position that a slot can hold
     fresh = torch.arange(num_fresh, device=spans.device)
-    in_context = positions >= start.clamp_min(0)
+    in_context = (positions >= start.clamp_min(0)) & (pages >= 0).repeat_interleave(page_size, dim=1)
     in_fresh = (fresh >= spans[:, SPAN_FRESH_START, None]) & (fresh < spans[:, SPAN_FRESH_END, None])
     return torch.cat([in_context, in_fresh], dim=1) & (spans[:, SPAN_SEAT, None] >= 0)
 
 
-def _gathered(cache: Tensor, fresh: Tensor | None, spans: Tensor, visible: Tensor) -> Tensor:
-    """Each row's keys or values, [R, C + F, G, D]; what it does not see is 0, since 0 * NaN would be NaN."""
-    rows = cache[spans[:, SPAN_SEAT].clamp_min(0).long()]
+def _gathered(stored: Tensor, fresh: Tensor | None, pages: Tensor, visible: Tensor) -> Tensor:
+    """Each row's keys or values, [R, W * P + F, G, D]; what it does not see is 0, since 0 * NaN would be NaN."""
+    rows = stored[pages.clamp_min(0).long()].flatten(1, 2)
     if fresh is not None:
         rows = torch.cat([rows, fresh.expand(rows.shape[0], *fresh.shape)], dim=1)
     return _widened(rows).masked_fill(~visible[:, :, None, None], 0.0)

@@ -10,15 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.kernels.layer_cache import LayerCache
 from outrider.models.config import LayerSpec, RopeSpec
 
 
-class LayerCache(NamedTuple):
-    """Keys and values of one layer, [S, C, G, D]. Position p of a seat lives in slot p mod C.
-
-    Rollback needs no work: a rejected row is overwritten by the row that takes its position before anyone reads it,
-    and C exceeds the window by the rows of a pass, so a rejected row never displaced one that is still visible.
-    """
+class KeysValues(NamedTuple):
+    """Keys and values of the rows of a pass, each [R, G, D]."""
 
     keys: Tensor
     values: Tensor
@@ -46,9 +43,10 @@ def allocate_caches(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> LayerCaches:
-    """One empty LayerCache a layer; `max_rows` is the most rows one request has in one pass.
+    """One empty LayerCache a layer, every seat with a page of its own.
 
-    A layer with a `cache_source` gets that layer's own.
+    `max_rows` is the most rows one request has in one pass. A layer with a `cache_source` gets that layer's own.
+    Caches whose requests share pages are `engine.kv_cache`'s.
     """
     caches = LayerCaches()
     for spec in layers:
@@ -58,7 +56,7 @@ def allocate_caches(
         slots = num_cache_slots(spec.window, context_length=context_length, max_rows=max_rows)
         shape = (num_seats, slots, spec.num_kv_heads, spec.head_dim)
         keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-        caches.append(LayerCache(keys, values))
+        caches.append(LayerCache.of_seats(keys, values))
     return caches
 
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from outrider.errors import WeightsError
+from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.ops import Kernels
-from outrider.models.attention import LayerCache, LayerCaches, RopeTable, rope_table
+from outrider.models.attention import LayerCaches, RopeTable, rope_table
 from outrider.models.draft_layers import BlockRows, DraftLayer, read_layer
 from outrider.models.drafter_config import DrafterConfig
 from outrider.models.dspark import BlockWalk, ConfidenceHead, MarkovHead
@@ -77,7 +78,7 @@ class DFlashDrafter:
                 keys, values = layer.attention.keys_values(
                     features, self._rope(layer), positions, kernels=self.kernels, eps=self.config.rms_norm_eps
                 )
-                self.kernels.write_cache(cache.keys, cache.values, keys, values, seats, positions)
+                self.kernels.write_cache(cache, keys, values, seats, positions)
             return []
 
         self.kernels.run(write, (taps, seats, positions), recordings=caches.recordings, key="context")
@@ -85,12 +86,24 @@ class DFlashDrafter:
     def _rope(self, layer: DraftLayer) -> RopeTable:
         return self.ropes[layer.spec.rope, layer.spec.head_dim]
 
-    def block(self, anchor_token_ids: Tensor, seats: Tensor, starts: Tensor, *, num_drafts: int) -> BlockRows:
-        """The rows that draft so many tokens after anchors int64 [Q] at positions `starts` int64 [Q]."""
+    def block(
+        self,
+        anchor_token_ids: Tensor,
+        seats: Tensor,
+        starts: Tensor,
+        *,
+        num_drafts: int,
+        draft_lengths: Tensor | None = None,
+    ) -> BlockRows:
+        """The rows that draft so many tokens after anchors int64 [Q] at positions `starts` int64 [Q].
+
+        Requests that want fewer than num_drafts say so in `draft_lengths` int64 [Q].
+        """
         num_slots = self.config.layout.num_slots(num_drafts)
         token_ids = torch.full((len(seats), num_slots), self.config.mask_token_id, device=seats.device)
         token_ids[:, 0] = anchor_token_ids
-        return BlockRows(token_ids.view(-1), seats, starts, num_slots)
+        widths = None if draft_lengths is None else draft_lengths + self.config.layout.num_silent_slots
+        return BlockRows(token_ids.view(-1), seats, starts, num_slots, widths)
 
     def hidden(self, block: BlockRows, caches: LayerCaches) -> Tensor:
         """Run the block; return normed hidden states [Q, K, N] of the slots that draft. Caches are only read."""
@@ -122,8 +135,7 @@ class DFlashDrafter:
         )
         attended = kernels.attention(
             queries,
-            cache.keys,
-            cache.values,
+            cache,
             spans,
             scale=config.attention_scale,
             fresh_k=fresh.keys,

@@ -21,6 +21,7 @@ class BlockRows:
     seats: Tensor  # int64 [requests]
     starts: Tensor  # int64 [requests]: the anchor's position
     block_rows: int
+    widths: Tensor | None = None  # int64 [requests]: slots that a request drafts with; the others are filler
 
     @property
     def positions(self) -> Tensor:
@@ -42,7 +43,8 @@ class Sight:
 
         A row sees context before the anchor and slots of its own block (earlier ones only where the layer is causal).
         A window counts positions back from the row, itself included, over context and block alike; or, from the
-        anchor, so many positions of context, and then the block is seen whatever the window.
+        anchor, so many positions of context, and then the block is seen whatever the window. Filler is seen by filler
+        alone, so that a request's drafts do not depend on how many slots another one has.
         """
         rows, window = block.block_rows, self.window
         device = block.starts.device
@@ -55,7 +57,8 @@ class Sight:
             oldest = ((starts if self.from_anchor else starts + slots + 1) - window).clamp_min(0)
         context_start = torch.minimum(oldest, starts)
         fresh_start = first_row + (oldest - starts).clamp_min(0)
-        fresh_end = first_row + (slots + 1 if self.is_causal else torch.full_like(slots, rows))
+        own = torch.full_like(slots, rows) if block.widths is None else torch.maximum(block.widths[:, None], slots + 1)
+        fresh_end = first_row + (slots + 1 if self.is_causal else own)
         seats = block.seats[:, None].expand_as(slots)
         columns = [seats, context_start, starts, fresh_start, fresh_end]
         return torch.stack(columns, dim=-1).view(-1, 5).to(torch.int32)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.ops import Kernels
-from outrider.models.attention import LayerCache, LayerCaches, Rows, causal_spans, rope_table
+from outrider.models.attention import LayerCaches, Rows, causal_spans, rope_table
 from outrider.models.config import LayerSpec, TargetConfig
 from outrider.models.layers import (
     AttentionWeights,
@@ -193,10 +194,10 @@ class GemmaTarget:
         normed = kernels.rms_norm(hidden, layer.input_norm, eps=eps)
         if layer.spec.cache_source is None:
             queries, fresh = attention.queries_keys_values(normed, rope, positions, kernels=kernels, eps=eps)
-            kernels.write_cache(cache.keys, cache.values, fresh.keys, fresh.values, seats, positions)
+            kernels.write_cache(cache, fresh.keys, fresh.values, seats, positions)
         else:
             queries = attention.queries(normed, rope, positions, kernels=kernels, eps=eps)
-        attended = kernels.attention(queries, cache.keys, cache.values, spans, scale=self.config.attention_scale)
+        attended = kernels.attention(queries, cache, spans, scale=self.config.attention_scale)
         mixed = attention.output(attended, kernels=kernels)
         return kernels.rms_norm_add(mixed, layer.post_attention_norm, hidden, eps=eps)
 

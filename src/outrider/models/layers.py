@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.ops import Kernels
-from outrider.models.attention import LayerCache, RopeTable
+from outrider.models.attention import KeysValues, RopeTable
 from outrider.models.config import ExpertsSpec, LayerSpec, PerLayerSpec
 from outrider.weights.loader import TensorClaims
 from outrider.weights.low_bit import ExpertStack
@@ -93,7 +93,7 @@ class AttentionWeights:
 
     def queries_keys_values(
         self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
-    ) -> tuple[Tensor, LayerCache]:
+    ) -> tuple[Tensor, KeysValues]:
         """hidden [R, N] -> normed, rotated queries [R, H, D] and keys, and values, each [R, G, D]."""
         projected_queries, *projected = kernels.linears(hidden, (self.q_proj, *self._kv_proj))
         queries = self._rotated_queries(projected_queries, rope, positions, kernels=kernels, eps=eps)
@@ -101,7 +101,7 @@ class AttentionWeights:
 
     def keys_values(
         self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
-    ) -> LayerCache:
+    ) -> KeysValues:
         """hidden [R, N] -> normed, rotated keys, and values, each [R, G, D]."""
         return self._cached(kernels.linears(hidden, self._kv_proj), rope, positions, kernels=kernels, eps=eps)
 
@@ -122,7 +122,7 @@ class AttentionWeights:
 
     def _cached(
         self, projected: list[Tensor], rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
-    ) -> LayerCache:
+    ) -> KeysValues:
         """What `_kv_proj` gave, as a layer keeps it."""
         assert self.k_norm is not None, "this layer reads another's keys and values"
         shape = (len(projected[0]), -1, self.k_norm.shape[0])
@@ -130,7 +130,7 @@ class AttentionWeights:
         keys = kernels.head_norm_rope(raw_keys, self.k_norm, rope.cos, rope.sin, positions, eps=eps)
         if self.v_norm is not None:
             values = kernels.rms_norm(values, self.v_norm, eps=eps)
-        return LayerCache(keys, values)
+        return KeysValues(keys, values)
 
     def output(self, attended: Tensor, *, kernels: Kernels, residual: Tensor | None = None) -> Tensor:
         """Attention result [R, H, D] (+ residual) -> [R, N]."""

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.errors import ConfigError
+from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.reference import TorchKernels
-from outrider.models.attention import LayerCache, LayerCaches, Rows, allocate_caches
+from outrider.models.attention import LayerCaches, Rows, allocate_caches
 from outrider.models.gemma import GemmaTarget
 
 
@@ -34,21 +35,19 @@ class GridKernels(TorchKernels):
         activated = functional.silu(gated) if activation == "silu" else functional.gelu(gated, approximate="tanh")
         return activated * functional.linear(inputs, up)
 
-    def write_cache(
-        self, cache_k: Tensor, cache_v: Tensor, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor
-    ) -> None:
+    def write_cache(self, cache: LayerCache, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor) -> None:
         """Store a grid of keys and values [S * P, G, D] at positions first_position .. + P of every seat."""
         del seats, positions  # a grid's are known
         where = slice(self.first_position, self.first_position + self.num_positions)
-        for cache, fresh in ((cache_k, keys), (cache_v, values)):
-            cache[:, where] = fresh.view(cache.shape[0], self.num_positions, *fresh.shape[1:])
+        for stored, fresh in ((cache.keys, keys), (cache.values, values)):  # a page a seat
+            stored[:, where] = fresh.view(stored.shape[0], self.num_positions, *fresh.shape[1:])
 
-    def attention(self, queries: Tensor, cache_k: Tensor, cache_v: Tensor, spans: Tensor, **options: Any) -> Tensor:
+    def attention(self, queries: Tensor, cache: LayerCache, spans: Tensor, **options: Any) -> Tensor:
         """Causal attention of a grid of queries over all positions up to each one's own."""
         del spans  # a grid's are known
         end = self.first_position + self.num_positions
-        grid = queries.view(cache_k.shape[0], self.num_positions, *queries.shape[1:]).transpose(1, 2)
-        keys, values = cache_k[:, :end].transpose(1, 2), cache_v[:, :end].transpose(1, 2)
+        grid = queries.view(cache.keys.shape[0], self.num_positions, *queries.shape[1:]).transpose(1, 2)
+        keys, values = (stored[:, :end].transpose(1, 2) for stored in (cache.keys, cache.values))
         # A full grid is causal; a single position sees everything stored.
         attended = functional.scaled_dot_product_attention(
             grid, keys, values, is_causal=self.num_positions > 1, scale=options["scale"], enable_gqa=True
@@ -93,7 +92,7 @@ class GridRunner:
         self._set_grid(first_position=0, num_positions=num_positions)
         positions = torch.arange(num_positions, device=token_ids.device).repeat(num_sequences)
         seats = self.seats[:num_sequences].repeat_interleave(num_positions)
-        caches = LayerCaches(LayerCache(keys[:num_sequences], values[:num_sequences]) for keys, values in self.caches)
+        caches = LayerCaches(LayerCache(*(each[:num_sequences] for each in cache)) for cache in self.caches)
         output = self.target.forward(Rows(token_ids.reshape(-1), seats, positions), caches, tap_layers=tap_layers)
         assert output.taps is not None
         return output.taps.view(num_sequences, num_positions, -1)

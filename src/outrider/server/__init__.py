@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server: HTTP in front of any serving backend."""
