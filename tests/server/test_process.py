@@ -14,7 +14,7 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.server.app import create_app
-from outrider.server.process import run_server
+from outrider.server.process import DrainingServer, run_server
 from tests.serving import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ def boot(readiness):
 
 try:
     app = create_app(None, ServerConfig(drain_s=drain_s), model="m")
-    run_server(app, boot, host="127.0.0.1", port=port, drain_s=drain_s)
+    run_server(app, boot, host="127.0.0.1", port=port, drain_s=drain_s, on_listening=lambda *at: None)
 except ConfigError as error:
     sys.exit(str(error))
 """
@@ -85,10 +85,31 @@ def test_a_boot_that_fails_ends_the_server_with_its_reason() -> None:
         assert "max_seats=9 does not fit" in running.stderr.read()
 
 
+def begin(port: int, heard: list[tuple[str, int]]) -> None:
+    """Serve nothing on a port."""
+    run_server(
+        create_app(None, model="m"),
+        lambda readiness: None,
+        host="127.0.0.1",
+        port=port,
+        drain_s=0.0,
+        on_listening=lambda address, port: heard.append((address, port)),
+    )
+
+
 def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         start = time.monotonic()
         with pytest.raises(ConfigError, match=f"--port {port}"):
-            run_server(create_app(None, model="m"), lambda readiness: None, host="127.0.0.1", port=port, drain_s=0.0)
+            begin(port, heard := [])
         assert time.monotonic() - start < 5
+        assert not heard
+
+
+def test_the_port_that_the_system_chose_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DrainingServer, "run", lambda self, sockets: [each.close() for each in sockets])
+    begin(0, heard := [])
+    ((address, port),) = heard
+    assert address == "127.0.0.1"
+    assert port > 0

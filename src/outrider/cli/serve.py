@@ -77,8 +77,11 @@ def serve(
         llm = _load(target, wanted, allow_no_drafter, engine_config, kernels=kernels, device=device)
         _begin(readiness, llm, target, model=names[0], strict=strict, plain=allow_no_drafter or no_drafter)
 
-    sys.stderr.write(f"outrider: http://{host}:{port} answers once the self-test has passed\n")
-    run_server(create_app(None, settings), boot, host=host, port=port, drain_s=drain_s)
+    def announce(address: str, port: int) -> None:
+        sys.stderr.write(f"outrider: http://{address}:{port} answers once the self-test has passed\n")
+
+    app = create_app(None, settings)
+    run_server(app, boot, host=host, port=port, drain_s=drain_s, on_listening=announce)
 
 
 def _load(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -14,8 +13,6 @@ from fastapi import FastAPI
 
 from outrider.errors import ConfigError
 from outrider.server.readiness import Readiness
-
-logger = logging.getLogger(__name__)
 
 _ANSWER_S = 5  # for the last events to reach clients after the backend has stopped
 
@@ -36,8 +33,12 @@ class DrainingServer(uvicorn.Server):
         await draining
 
 
-def run_server(app: FastAPI, boot: Boot, *, host: str, port: int, drain_s: float) -> None:
+def run_server(
+    app: FastAPI, boot: Boot, *, host: str, port: int, drain_s: float, on_listening: Callable[[str, int], None]
+) -> None:
     """Serve until SIGTERM or SIGINT. `boot` makes the backend on a thread of its own and calls `Readiness.serve`.
+
+    `on_listening` hears address and port, which the system chose for port 0.
 
     What boot raises ends the server and is raised here; ConfigError where the port cannot be had.
     """
@@ -56,7 +57,7 @@ def run_server(app: FastAPI, boot: Boot, *, host: str, port: int, drain_s: float
             server.should_exit = True
 
     threading.Thread(target=booted, name="boot", daemon=True).start()
-    logger.info("Listening on http://%s:%d", *listener.getsockname()[:2])
+    on_listening(*listener.getsockname()[:2])
     with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
         server.run([listener])
     if failures:
