@@ -21,9 +21,9 @@ demo: setup ## the embedded default, plain and with its drafter, side by side
 serve: setup-dev ## the embedded default behind an OpenAI-compatible server
 	$(BIN)/outrider serve
 
-# Two processes of one thread each: more threads would wait for each other.
+# Two processes of one thread each: more threads would wait for each other. Hypothesis draws what it draws in CI.
 test: setup-dev ## the default tests: CPU, no network, none that are slow
-	OMP_NUM_THREADS=1 $(PYTEST) -n 2
+	OMP_NUM_THREADS=1 $(PYTEST) -n 2 --hypothesis-profile=ci
 
 test-slow: setup-dev ## the slow tests
 	$(PYTEST) -m "slow and not gpu"
@@ -61,12 +61,15 @@ clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
 
 # Editable, so a change of source needs no new set-up; only a change of what is installed does.
-$(VENV)/.setup-stamp: pyproject.toml constraints.txt
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Outrider needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.setup-stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable ".[demo]"
 	@touch $@
 
-$(VENV)/.dev-stamp: $(VENV)/.setup-stamp
+# What `setup` installs is part of it: one run of pip for both.
+$(VENV)/.dev-stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable ".[demo,server,train,dev]"
-	@touch $@
+	@touch $(VENV)/.setup-stamp $@

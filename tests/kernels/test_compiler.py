@@ -31,14 +31,13 @@ def test_no_compiler_says_why(tmp_path: Path) -> None:
         compiler.load_library(tmp_path, [("/no-such-compiler",)])
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1000])
-def test_a_damaged_library_is_compiled_again(tmp_path: Path, num_bytes: int) -> None:
+def test_a_damaged_library_is_compiled_again(tmp_path: Path) -> None:
     compilers = compiler.find_compilers()
     if not compilers:
         pytest.skip("no compiler on this machine")
     library = compiler.compiled_library(compilers[0], cache_dir=tmp_path)
     whole = library.read_bytes()
-    library.write_bytes(whole[:num_bytes])
+    library.write_bytes(whole[:1000])
     again = compiler.compiled_library(compilers[0], cache_dir=tmp_path)
     assert len(again.read_bytes()) == len(whole)
     assert list(again.parent.iterdir()) == [again]

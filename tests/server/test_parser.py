@@ -116,9 +116,11 @@ def test_any_cut_gives_the_same_message(parts: list[str], think: bool, prompt: s
 
 
 WORDS = st.text("ab \n{}:<", max_size=10).map(str.strip).filter(lambda text: text != "thought")
+# A name or text that holds a control token's spelling cannot be written: there are no escapes.
+WRITABLE = ARGUMENTS.filter(lambda arguments: not any(token in repr(arguments) for token in CONTROL_TOKENS))
 
 
-@given(WORDS, WORDS, st.lists(ARGUMENTS, max_size=3), st.integers(1, 7))
+@given(WORDS, WORDS, st.lists(WRITABLE, max_size=3), st.integers(1, 7))
 @settings(max_examples=50, deadline=None)
 def test_what_is_rendered_is_read(content: str, reasoning: str, calls: list[dict[str, Any]], size: int) -> None:
     tool_calls = [{"id": f"c{at}", "function": {"name": "f", "arguments": each}} for at, each in enumerate(calls)]
