@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch.nn import functional
@@ -12,7 +10,7 @@ from outrider.errors import WeightsError
 from outrider.kernels.reference import TorchKernels
 from outrider.models.attention import rope_table
 from outrider.models.config import ExpertsSpec
-from outrider.models.layers import AttentionWeights, ExpertsWeights, MlpWeights, WeightReader, soft_cap
+from outrider.models.layers import AttentionWeights, ExpertsWeights, MlpWeights, WeightReader
 from outrider.weights.loader import TensorClaims
 from outrider.weights.packed import DenseWeight
 from tests.toy import CPU, SOURCE, dense_heads, toy_checkpoint, toy_target_config
@@ -83,13 +81,6 @@ def test_mlp_gates(activation: str) -> None:
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-9)
     added = mlp.forward(rows, kernels=KERNELS, activation=activation, residual=rows)
     torch.testing.assert_close(added, output + rows, rtol=0, atol=1e-12)
-
-
-def test_soft_cap_bends_logits_and_its_absence_leaves_them() -> None:
-    logits = torch.tensor([-100.0, 0.0, 2.5], dtype=torch.float64)
-    expected = torch.tensor([-5.0, 0.0, 5 * math.tanh(0.5)], dtype=torch.float64)
-    torch.testing.assert_close(soft_cap(logits, 5.0), expected)
-    assert soft_cap(logits, None) is logits
 
 
 def experts_tensors(*, one_by_one: bool) -> dict[str, DenseWeight]:

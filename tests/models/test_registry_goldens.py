@@ -19,14 +19,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.kernels.reference import TorchKernels
+from outrider.kernels.reference import TorchKernels, soft_cap
 from outrider.models.attention import LayerCache, LayerCaches, RopeTable, Rows, allocate_caches
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.draft_layers import BlockRows, DraftLayer
 from outrider.models.drafter_config import BlockLayout, MarkovKind
 from outrider.models.dspark import MarkovHead
 from outrider.models.gemma import GemmaTarget
-from outrider.models.layers import AttentionWeights, soft_cap
+from outrider.models.layers import AttentionWeights
 from outrider.models.registry import load_drafter, load_target
 from outrider.weights.loader import load_checkpoint
 from outrider.weights.packed import DenseWeight

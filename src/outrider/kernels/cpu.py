@@ -23,6 +23,7 @@ from outrider.errors import ConfigError
 from outrider.kernels.compiler import load_library
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import Body, Recording, Scratch, signature_of
+from outrider.kernels.reference import soft_cap
 from outrider.weights.packed import DenseWeight, PackedWeight
 
 # As in cpu.c.
@@ -164,6 +165,10 @@ class CpuKernels:
         scales = self._smallest_exact(weight.scales.cpu())
         return self._tiled(weight.name, weight.values.cpu(), scales, offsets, group_size=weight.group_size)
 
+    def pack_together(self, weights: Sequence[PackedWeight]) -> list[TiledWeight]:
+        """Each for itself: one call reads up to three wherever they lie."""
+        return [self.pack(weight) for weight in weights]
+
     def _smallest_exact(self, scales: Tensor) -> Tensor:
         """Scales in float16 where that loses nothing: passes are bound by the bytes of the weights."""
         half = scales.to(torch.float16)
@@ -225,12 +230,15 @@ class CpuKernels:
         self._call("gated_linear", *addresses, activation != "silu", kept=(inputs, outputs))
         return outputs
 
-    def logits(self, inputs: Tensor, weight: TiledWeight) -> Tensor:
-        """`linear`: everything is float32 here."""
-        return self.linear(inputs, weight)
+    def logits(self, inputs: Tensor, weight: TiledWeight, *, cap: float | None = None) -> Tensor:
+        """`linear`, perhaps soft-capped: everything is float32 here."""
+        return soft_cap(self.linear(inputs, weight), cap)
 
-    def best(self, inputs: Tensor, weight: TiledWeight) -> tuple[Tensor, Tensor]:
-        """Largest logit of each row [R] and its index int64 [R]; the logits themselves are never stored."""
+    def best(self, inputs: Tensor, weight: TiledWeight, *, cap: float | None = None) -> tuple[Tensor, Tensor]:
+        """Largest logit of each row [R] and its index int64 [R]; logits without a cap are never stored."""
+        if cap is not None:
+            largest = self.logits(inputs, weight, cap=cap).max(dim=-1)
+            return largest.values, largest.indices
         inputs = _plain(inputs, torch.float32)
         assert inputs.shape[1] == weight.in_features, (inputs.shape, weight.name, weight.in_features)
         values, indices = inputs.new_empty(len(inputs)), torch.empty(len(inputs), dtype=torch.int64)

@@ -44,6 +44,10 @@ class Kernels(Protocol):
         """Prepare a stored weight for `linear` and `embed` of this set."""
         ...
 
+    def pack_together(self, weights: Sequence[PackedWeight]) -> list[Any]:
+        """`pack` for weights [out_i, in] that will be multiplied with the same inputs: a set may want them in one."""
+        ...
+
     def run(
         self, body: Body, inputs: Sequence[Tensor], *, recordings: dict[Hashable, Any], key: Hashable
     ) -> list[Tensor]:
@@ -65,12 +69,18 @@ class Kernels(Protocol):
         """activation(inputs @ gate^T) * (inputs @ up^T), [R, I]; activation is 'gelu_tanh' or 'silu'."""
         ...
 
-    def logits(self, inputs: Tensor, weight: Any) -> Tensor:
-        """`linear` whose result is at least float32: [R, in] -> [R, out]. Half-precision logits would tie."""
+    def logits(self, inputs: Tensor, weight: Any, *, cap: float | None = None) -> Tensor:
+        """`linear` whose result is at least float32: [R, in] -> [R, out]. Half-precision logits would tie.
+
+        With a cap: cap * tanh(logits / cap).
+        """
         ...
 
-    def best(self, inputs: Tensor, weight: Any) -> tuple[Tensor, Tensor]:
-        """Largest logit of each row [R] and its index int64 [R], as `logits(...).max(dim=-1)`: ties to the lower id."""
+    def best(self, inputs: Tensor, weight: Any, *, cap: float | None = None) -> tuple[Tensor, Tensor]:
+        """Largest logit of each row [R] and its index int64 [R], as `logits(...).max(dim=-1)`: ties to the lower id.
+
+        A cap rounds, so that different logits can tie.
+        """
         ...
 
     def embed(self, token_ids: Tensor, weight: Any) -> Tensor:

@@ -44,6 +44,10 @@ class TorchKernels:
         """The numbers of a weight, [out, in]."""
         return weight.dequantize(self.dtype, self.device)
 
+    def pack_together(self, weights: Sequence[PackedWeight]) -> list[Tensor]:
+        """Each for itself."""
+        return [self.pack(weight) for weight in weights]
+
     def run(
         self, body: Body, inputs: Sequence[Tensor], *, recordings: dict[Hashable, Any], key: Hashable
     ) -> list[Tensor]:
@@ -64,15 +68,15 @@ class TorchKernels:
         """activation(inputs @ gate^T) * (inputs @ up^T)."""
         return _gated(functional.linear(inputs, gate), functional.linear(inputs, up), activation)
 
-    def logits(self, inputs: Tensor, weight: Tensor) -> Tensor:
+    def logits(self, inputs: Tensor, weight: Tensor, *, cap: float | None = None) -> Tensor:
         """`linear` with a float32 result (float64 for float64 inputs), so that half-precision logits do not tie."""
         if inputs.is_cuda and inputs.dtype != torch.float32 and inputs.dtype != torch.float64:
-            return torch.mm(inputs, weight.t(), out_dtype=torch.float32)
-        return _widened(functional.linear(inputs, weight))
+            return soft_cap(torch.mm(inputs, weight.t(), out_dtype=torch.float32), cap)
+        return soft_cap(_widened(functional.linear(inputs, weight)), cap)
 
-    def best(self, inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def best(self, inputs: Tensor, weight: Tensor, *, cap: float | None = None) -> tuple[Tensor, Tensor]:
         """Largest logit of each row [R] and its index int64 [R]."""
-        largest = self.logits(inputs, weight).max(dim=-1)
+        largest = self.logits(inputs, weight, cap=cap).max(dim=-1)
         return largest.values, largest.indices
 
     def embed(self, token_ids: Tensor, weight: Tensor) -> Tensor:
@@ -161,6 +165,11 @@ class TorchKernels:
             values = _gathered(cache.values, fresh_v, pages, visible)
             outputs.append(_attend(queries[rows], keys, values, visible, scale=scale))
         return torch.cat(outputs) if outputs else torch.empty_like(queries)
+
+
+def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
+    """cap * tanh(logits / cap); unchanged where there is no cap."""
+    return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 def _widened(values: Tensor) -> Tensor:

@@ -17,12 +17,13 @@ from torch import Tensor
 from outrider.errors import WeightsError
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.ops import Kernels
+from outrider.kernels.reference import soft_cap
 from outrider.models.attention import LayerCaches, RopeTable, rope_table
 from outrider.models.draft_layers import BlockRows, DraftLayer, read_layer
 from outrider.models.drafter_config import DrafterConfig
 from outrider.models.dspark import BlockWalk, ConfidenceHead, MarkovHead
 from outrider.models.gemma import GemmaTarget
-from outrider.models.layers import WeightReader, soft_cap
+from outrider.models.layers import WeightReader
 from outrider.weights.loader import TensorClaims
 from outrider.weights.packed import BlockInt8Weight, DenseWeight, PackedWeight
 
@@ -147,10 +148,17 @@ class DFlashDrafter:
 
     def base_logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [Q, K, N] -> logits [Q, K, Vd] in at least float32, soft-capped, before any Markov head."""
-        logits = self.kernels.logits(hidden.reshape(-1, hidden.shape[-1]), self.head)
-        if self.config.output_multiplier != 1.0:
-            logits = logits * self.config.output_multiplier
-        return soft_cap(logits, self.config.final_logit_softcapping).view(*hidden.shape[:2], -1)
+        rows, factor, cap = hidden.reshape(-1, hidden.shape[-1]), self.config.output_multiplier, self._cap
+        logits = self.kernels.logits(rows, self.head, cap=cap) if factor == 1.0 else self._multiplied(rows, factor)
+        return logits.view(*hidden.shape[:2], -1)
+
+    def _multiplied(self, rows: Tensor, factor: float) -> Tensor:
+        """Logits of a drafter whose head is scaled; the cap comes after that."""
+        return soft_cap(self.kernels.logits(rows, self.head) * factor, self._cap)
+
+    @property
+    def _cap(self) -> float | None:
+        return self.config.final_logit_softcapping
 
     def walk(self, block: BlockRows, caches: LayerCaches, *, num_candidates: int) -> BlockWalk:
         """Run the block and get ready to draft from left to right."""
@@ -191,10 +199,10 @@ class DFlashDrafter:
     def best(self, block: BlockRows, caches: LayerCaches) -> Tensor:
         """Run the block; return the likeliest draft ids, int64 [Q, K], of a drafter without heads; stores no logits."""
         hidden = self.hidden(block, caches)
-        if self.config.final_logit_softcapping is not None:  # the cap rounds, so that different logits can tie
+        if self.config.output_multiplier != 1.0:
             return self.base_logits(hidden).argmax(dim=-1)
         rows = hidden.reshape(-1, hidden.shape[-1])
-        return self.kernels.best(rows, self.head)[1].view(hidden.shape[:2])
+        return self.kernels.best(rows, self.head, cap=self._cap)[1].view(hidden.shape[:2])
 
 
 def _read_vocabulary(claims: TensorClaims, config: DrafterConfig, source: Path, device: torch.device) -> Tensor | None:

@@ -22,7 +22,6 @@ from outrider.models.layers import (
     PerLayerEmbedding,
     PerLayerWeights,
     WeightReader,
-    soft_cap,
 )
 from outrider.weights.loader import Checkpoint, TensorClaims
 
@@ -217,15 +216,12 @@ class GemmaTarget:
     def logits(self, hidden: Tensor) -> Tensor:
         """Last layer's output [R, N] -> logits [R, V], at least float32, soft-capped where the model is."""
         normed = self.kernels.rms_norm(hidden, self.final_norm, eps=self.config.rms_norm_eps)
-        return soft_cap(self.kernels.logits(normed, self.embedding), self.config.final_logit_softcapping)
+        return self.kernels.logits(normed, self.embedding, cap=self.config.final_logit_softcapping)
 
     def best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Largest logit [R] and its token id int64 [R] of each row, without storing logits where that can be."""
-        if self.config.final_logit_softcapping is not None:  # the cap rounds, so that different logits can tie
-            largest = self.logits(hidden).max(dim=-1)
-            return largest.values, largest.indices
         normed = self.kernels.rms_norm(hidden, self.final_norm, eps=self.config.rms_norm_eps)
-        return self.kernels.best(normed, self.embedding)
+        return self.kernels.best(normed, self.embedding, cap=self.config.final_logit_softcapping)
 
 
 def _unused_names(config: TargetConfig) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,11 @@ class WeightReader:
     def linear(self, name: str, out_features: int, in_features: int) -> Any:
         """A packed matrix [out, in] for `Kernels.linear`."""
         return self.kernels.pack(self.claims.take(name, (out_features, in_features)))
+
+    def linears(self, names: Sequence[str], out_features: Sequence[int], in_features: int) -> list[Any]:
+        """Packed matrices [out_i, in] that are multiplied with the same inputs."""
+        shapes = [(each, in_features) for each in out_features]
+        return self.kernels.pack_together([self.claims.take(*claim) for claim in zip(names, shapes, strict=True)])
 
     def norm(self, name: str, size: int) -> Tensor:
         """A norm weight [size], offset included, in at least float32."""
@@ -81,10 +87,14 @@ class AttentionWeights:
         q_size, kv_size = num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         has_keys = spec.cache_source is None
         has_values = has_keys and not spec.values_are_keys
+        names = ["q_proj", *(["k_proj"] if has_keys else []), *(["v_proj"] if has_values else [])]
+        sizes = [q_size, kv_size, kv_size][: len(names)]
+        projections = reader.linears([f"{prefix}.{name}.weight" for name in names], sizes, hidden_size)
+        q_proj, k_proj, v_proj = [*projections, None, None][:3]
         return AttentionWeights(
-            q_proj=reader.linear(f"{prefix}.q_proj.weight", q_size, hidden_size),
-            k_proj=reader.linear(f"{prefix}.k_proj.weight", kv_size, hidden_size) if has_keys else None,
-            v_proj=reader.linear(f"{prefix}.v_proj.weight", kv_size, hidden_size) if has_values else None,
+            q_proj=q_proj,
+            k_proj=k_proj,
+            v_proj=v_proj,
             o_proj=reader.linear(f"{prefix}.o_proj.weight", hidden_size, q_size),
             q_norm=reader.norm(f"{prefix}.q_norm.weight", spec.head_dim),
             k_norm=reader.norm(f"{prefix}.k_norm.weight", spec.head_dim) if has_keys else None,
@@ -148,9 +158,11 @@ class MlpWeights:
     @staticmethod
     def read(reader: WeightReader, prefix: str, *, hidden_size: int, intermediate_size: int) -> MlpWeights:
         """Claim `<prefix>.{gate,up,down}_proj`."""
+        names = [f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"]
+        gate_proj, up_proj = reader.linears(names, [intermediate_size] * 2, hidden_size)
         return MlpWeights(
-            gate_proj=reader.linear(f"{prefix}.gate_proj.weight", intermediate_size, hidden_size),
-            up_proj=reader.linear(f"{prefix}.up_proj.weight", intermediate_size, hidden_size),
+            gate_proj=gate_proj,
+            up_proj=up_proj,
             down_proj=reader.linear(f"{prefix}.down_proj.weight", hidden_size, intermediate_size),
         )
 
@@ -282,8 +294,3 @@ class PerLayerWeights:
         """hidden [R, N] and the layer's input [R, P] -> the layer's output [R, N], times `scale`."""
         gated = kernels.gated(kernels.linear(hidden, self.gate), own_input, activation=activation)
         return kernels.rms_norm_add(kernels.linear(gated, self.projection), self.norm, hidden, eps=eps, scale=scale)
-
-
-def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
-    """cap * tanh(logits / cap); unchanged where there is no cap."""
-    return logits if cap is None else cap * torch.tanh(logits / cap)
