@@ -124,7 +124,7 @@ def product_kernel(
             row_part = tl.load(inputs_at + at, mask=has_row[:, None] & is_inside, other=0.0)
         sums = tl.dot(part, tl.trans(row_part), sums)
         if IS_GATED:
-            if IS_WHOLE:
+            if IS_WHOLE:  # noqa: SIM108 - of two branches Triton compiles one, of an expression both
                 second_part = tl.load(second_at + at)
             else:
                 second_part = tl.load(second_at + at, mask=is_inside, other=0.0)
@@ -137,13 +137,13 @@ def product_kernel(
         tl.debug_barrier()
         counter = counters + row_tile * tl.num_programs(1) + output_tile
         num_before = tl.atomic_add(counter, 1, sem="acq_rel")
-        if num_before == SPLITS - 1:
-            tl.store(counter, 0)
-            sums = tl.zeros((TILE_O, TILE_R), tl.float32)
-            for part_index in range(SPLITS):
-                part_at = partials + part_index * part_size + place
-                sums += tl.load(part_at, mask=is_written, other=0.0, cache_modifier=".cg")
-        is_written = is_written & (num_before == SPLITS - 1)
+        if num_before < SPLITS - 1:
+            return
+        tl.store(counter, 0)
+        sums = tl.zeros((TILE_O, TILE_R), tl.float32)
+        for part_index in range(SPLITS):
+            part_at = partials + part_index * part_size + place
+            sums += tl.load(part_at, mask=is_written, other=0.0, cache_modifier=".cg")
     if IS_CAPPED:
         sums = cap * tanh(sums / cap)
     if IS_GATED:
