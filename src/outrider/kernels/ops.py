@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider.errors import ConfigError
 from outrider.kernels.compiler import NotCompiledError
 from outrider.kernels.cpu import load_cpu_kernels
+from outrider.kernels.heads import HeadNorms, HeadRows
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import Body
 from outrider.kernels.reference import TorchKernels
@@ -73,8 +74,8 @@ class Kernels(Protocol):
         """Largest logit of each row [R] and its index int64 [R], as `logits(...).max(dim=-1)`: ties to the lower id."""
         ...
 
-    def embed(self, token_ids: Tensor, weight: Any) -> Tensor:
-        """Rows of a weight: token_ids int64 [R] -> [R, in]; not scaled."""
+    def embed(self, token_ids: Tensor, weight: Any, *, scale: float = 1.0) -> Tensor:
+        """Rows of a weight times a factor: token_ids int64 [R] -> [R, in]."""
         ...
 
     def gated(self, inputs: Tensor, factors: Tensor, *, activation: str) -> Tensor:
@@ -103,12 +104,45 @@ class Kernels(Protocol):
         """(residual + rms_norm(inputs)) * scale: the sandwich norm of Gemma, [R, N]."""
         ...
 
+    def rms_norm_add_norm(
+        self,
+        inputs: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        next_weight: Tensor,
+        *,
+        eps: float,
+        scale: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """hidden = rms_norm_add(inputs, weight, residual), and rms_norm(hidden, next_weight): two of [R, N]."""
+        ...
+
     def head_norm_rope(
         self, heads: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor, *, eps: float
     ) -> Tensor:
         """RMS norm over each head of [R, H, D] (unless weight is None), rotary embedding of the pairs (i, i + D/2).
 
         cos and sin are tables [P, D/2] indexed by positions int64 [R].
+        """
+        ...
+
+    def finish_heads(
+        self,
+        projected: HeadRows,
+        norms: HeadNorms,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        *,
+        eps: float,
+        cache: LayerCache | None = None,
+        seats: Tensor | None = None,
+    ) -> HeadRows:
+        """What follows the projections of an attention layer: norms, the rotation, and the way into the cache.
+
+        Queries and keys as `head_norm_rope`, values as `rms_norm` over each head (as they are without a norm); values
+        may be the keys' own projection. With a cache and seats int64 [R], keys and values go to where `write_cache`
+        would put them, and only the queries come back. What `projected` lacks is not made.
         """
         ...
 
