@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from outrider.errors import WeightsError
+from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.reference import TorchKernels
 from outrider.models.attention import rope_table
 from outrider.models.config import ExpertsSpec
@@ -53,10 +54,14 @@ def test_attention_projects_norms_and_rotates(index: int) -> None:
     )
     rope = rope_table(spec.rope, head_dim=spec.head_dim, num_positions=18, dtype=torch.float64, device=CPU)
     queries, (keys, values) = weights.queries_keys_values(rows, rope, positions, kernels=KERNELS, eps=EPS)
-    for alone, together in zip(
-        weights.keys_values(rows, rope, positions, kernels=KERNELS, eps=EPS), (keys, values), strict=True
-    ):
-        torch.testing.assert_close(alone, together, rtol=0, atol=1e-12)
+    written, alone = (LayerCache.of_seats(*torch.zeros(2, 1, 18, *keys.shape[1:]).double()) for _ in range(2))
+    seats = torch.zeros(5, dtype=torch.int64)
+    again = weights.queries(rows, rope, seats, positions, written, kernels=KERNELS, eps=EPS)
+    weights.write_keys_values(rows, rope, seats, positions, alone, kernels=KERNELS, eps=EPS)
+    assert torch.equal(again, queries)
+    for cache in (written, alone):
+        torch.testing.assert_close(cache.keys[0, positions], keys, rtol=0, atol=1e-12)
+        torch.testing.assert_close(cache.values[0, positions], values, rtol=0, atol=1e-12)
     assert queries.shape == (5, 4, spec.head_dim)
     assert keys.shape == values.shape == (5, spec.num_kv_heads, spec.head_dim)
     expected = dense_heads(rows, weights.q_proj, weights.q_norm, positions, spec, EPS)

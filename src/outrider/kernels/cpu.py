@@ -21,6 +21,7 @@ from torch import Tensor
 from outrider.environment import num_usable_cores
 from outrider.errors import ConfigError
 from outrider.kernels.compiler import load_library
+from outrider.kernels.heads import HeadNorms, HeadRows, finish_heads_stepwise
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import Body, Recording, Scratch, signature_of
 from outrider.kernels.reference import soft_cap
@@ -246,15 +247,15 @@ class CpuKernels:
         self._functions["best"](*addresses)
         return values, indices
 
-    def embed(self, token_ids: Tensor, weight: TiledWeight) -> Tensor:
-        """Rows token_ids [R] of weight [V, N] -> [R, N]."""
+    def embed(self, token_ids: Tensor, weight: TiledWeight, *, scale: float = 1.0) -> Tensor:
+        """Rows token_ids [R] of weight [V, N], times a factor -> [R, N]."""
         token_ids = _plain(token_ids, torch.int64)
         num_rows = token_ids.shape[0]
         if num_rows and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < weight.out_features:
             raise IndexError(f"token_ids are not all within the {weight.out_features} rows of {weight.name}.")
         outputs = torch.empty((num_rows, weight.in_features), dtype=torch.float32)
         self._functions["embed"](token_ids.data_ptr(), num_rows, weight.address, outputs.data_ptr())
-        return outputs
+        return outputs if scale == 1.0 else outputs * scale
 
     def gated(self, inputs: Tensor, factors: Tensor, *, activation: str) -> Tensor:
         """activation(inputs) * factors, of one shape."""
@@ -298,6 +299,20 @@ class CpuKernels:
         assert inputs.shape == residual.shape, (inputs.shape, residual.shape)
         return self._norm(inputs, weight, _plain(residual, torch.float32), eps, scale)
 
+    def rms_norm_add_norm(
+        self,
+        inputs: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        next_weight: Tensor,
+        *,
+        eps: float,
+        scale: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """rms_norm_add, and the norm of what it gives."""
+        hidden = self.rms_norm_add(inputs, weight, residual, eps=eps, scale=scale)
+        return hidden, self.rms_norm(hidden, next_weight, eps=eps)
+
     def _norm(self, inputs: Tensor, weight: Tensor, residual: Tensor | None, eps: float, scale: float) -> Tensor:
         inputs, weight = _plain(inputs, torch.float32), _plain(weight, torch.float32)
         outputs = torch.empty_like(inputs)
@@ -319,6 +334,21 @@ class CpuKernels:
         kept = (heads, weight, cos, sin, positions, outputs)
         self._call("head_norm_rope", *addresses, outputs.data_ptr(), *heads.shape, eps, kept=kept)
         return outputs
+
+    def finish_heads(
+        self,
+        projected: HeadRows,
+        norms: HeadNorms,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        *,
+        eps: float,
+        cache: LayerCache | None = None,
+        seats: Tensor | None = None,
+    ) -> HeadRows:
+        """head_norm_rope of queries and keys, rms_norm of values, then write_cache where there is a cache."""
+        return finish_heads_stepwise(self, projected, norms, cos, sin, positions, eps=eps, cache=cache, seats=seats)
 
     def write_cache(self, cache: LayerCache, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor) -> None:
         """Store keys and values [R, G, D] at slot position mod P of each row's page."""

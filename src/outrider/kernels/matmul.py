@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from outrider.kernels.rows import activated
 
 TILE_OUTPUTS = 64  # the smallest tile of Hopper's instruction
 ROW_TILES = (16, 32, 64, 128, 256)
@@ -74,18 +77,11 @@ def num_splits(num_outputs: int, num_inputs: int) -> int:
 
 
 @triton.jit
-def tanh(x):
-    e = tl.exp(-2.0 * tl.abs(x))
-    t = (1.0 - e) / (1.0 + e)
-    return tl.where(x < 0, -t, t)
-
-
-@triton.jit
-def activated(x, IS_SILU: tl.constexpr):
-    """SiLU, or GELU by its tanh formula, in float32."""
-    if IS_SILU:
-        return x / (1.0 + tl.exp(-x))
-    return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+def capped(x, cap):
+    """cap * tanh(x / cap)."""
+    e = tl.exp(-2.0 * tl.abs(x / cap))
+    size = cap * ((1.0 - e) / (1.0 + e))
+    return tl.where(x < 0, -size, size)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -145,7 +141,7 @@ def product_kernel(
             part_at = partials + part_index * part_size + place
             sums += tl.load(part_at, mask=is_written, other=0.0, cache_modifier=".cg")
     if IS_CAPPED:
-        sums = cap * tanh(sums / cap)
+        sums = capped(sums, cap)
     if IS_GATED:
         # Rounded as if both products had been stored.
         gate = sums.to(outputs.dtype.element_ty).to(tl.float32)
@@ -182,7 +178,7 @@ def best_kernel(
             row_part = tl.load(inputs_at + at, mask=has_row[:, None] & is_inside, other=0.0)
         sums = tl.dot(part, tl.trans(row_part), sums)
     if IS_CAPPED:
-        sums = cap * tanh(sums / cap)
+        sums = capped(sums, cap)
     is_nan = tl.max((sums != sums).to(tl.int32), axis=0) > 0
     sums = tl.where((columns < num_outputs)[:, None], sums, float("-inf"))
     values, places = tl.max(sums, axis=0, return_indices=True, return_indices_tie_break_left=True)
@@ -291,7 +287,7 @@ class Products:
         return values, ids
 
 
-def merged(weights: list[Any]) -> Tensor | None:
+def merged(weights: Sequence[Tensor]) -> Tensor | None:
     """Matrices [out, in] that lie one after the other in memory, as one; None where they do not."""
     first = weights[0]
     for before, after in itertools.pairwise(weights):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.kernels.heads import HeadNorms, HeadRows, finish_heads_stepwise
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import Body
 from outrider.weights.packed import PackedWeight
@@ -79,9 +80,10 @@ class TorchKernels:
         largest = self.logits(inputs, weight, cap=cap).max(dim=-1)
         return largest.values, largest.indices
 
-    def embed(self, token_ids: Tensor, weight: Tensor) -> Tensor:
-        """Rows token_ids [R] of weight [V, N] -> [R, N]."""
-        return functional.embedding(token_ids, weight)
+    def embed(self, token_ids: Tensor, weight: Tensor, *, scale: float = 1.0) -> Tensor:
+        """Rows token_ids [R] of weight [V, N], times a factor -> [R, N]."""
+        rows = functional.embedding(token_ids, weight)
+        return rows if scale == 1.0 else rows * scale
 
     def gated(self, inputs: Tensor, factors: Tensor, *, activation: str) -> Tensor:
         """activation(inputs) * factors, of one shape."""
@@ -118,6 +120,20 @@ class TorchKernels:
         added = residual + self.rms_norm(inputs, weight, eps=eps)
         return added if scale == 1.0 else added * scale
 
+    def rms_norm_add_norm(
+        self,
+        inputs: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        next_weight: Tensor,
+        *,
+        eps: float,
+        scale: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """rms_norm_add, and the norm of what it gives."""
+        hidden = self.rms_norm_add(inputs, weight, residual, eps=eps, scale=scale)
+        return hidden, self.rms_norm(hidden, next_weight, eps=eps)
+
     def head_norm_rope(
         self, heads: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor, *, eps: float
     ) -> Tensor:
@@ -130,6 +146,21 @@ class TorchKernels:
         first, second = wide.chunk(2, dim=-1)
         rotated = torch.cat([first * row_cos - second * row_sin, second * row_cos + first * row_sin], dim=-1)
         return rotated.to(heads.dtype)
+
+    def finish_heads(
+        self,
+        projected: HeadRows,
+        norms: HeadNorms,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        *,
+        eps: float,
+        cache: LayerCache | None = None,
+        seats: Tensor | None = None,
+    ) -> HeadRows:
+        """head_norm_rope of queries and keys, rms_norm of values, then write_cache where there is a cache."""
+        return finish_heads_stepwise(self, projected, norms, cos, sin, positions, eps=eps, cache=cache, seats=seats)
 
     def write_cache(self, cache: LayerCache, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor) -> None:
         """Store keys and values [R, G, D] at slot position mod P of each row's page; no slot is written twice."""

@@ -76,10 +76,15 @@ class DFlashDrafter:
         def write(taps: Tensor, seats: Tensor, positions: Tensor) -> list[Tensor]:
             features = self.context_features(taps)
             for layer, cache in zip(self.layers, caches, strict=True):
-                keys, values = layer.attention.keys_values(
-                    features, self._rope(layer), positions, kernels=self.kernels, eps=self.config.rms_norm_eps
+                layer.attention.write_keys_values(
+                    features,
+                    self._rope(layer),
+                    seats,
+                    positions,
+                    cache,
+                    kernels=self.kernels,
+                    eps=self.config.rms_norm_eps,
                 )
-                self.kernels.write_cache(cache, keys, values, seats, positions)
             return []
 
         self.kernels.run(write, (taps, seats, positions), recordings=caches.recordings, key="context")
@@ -116,7 +121,7 @@ class DFlashDrafter:
                 hidden = self._layer_forward(layer, cache, hidden, positions, spans[sights.index(layer.sight)])
             return [kernels.rms_norm(hidden, self.final_norm, eps=config.rms_norm_eps)]
 
-        embeds = kernels.embed(block.token_ids, self.embedding) * self._embedding_scale
+        embeds = kernels.embed(block.token_ids, self.embedding, scale=self._embedding_scale)
         inputs = (embeds, block.positions, *(sight.spans(block) for sight in sights))
         (normed,) = kernels.run(run_layers, inputs, recordings=caches.recordings, key="block")
         return normed.view(-1, block.block_rows, config.hidden_size)[:, config.layout.num_silent_slots :]

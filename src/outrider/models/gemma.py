@@ -124,7 +124,7 @@ class GemmaTarget:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Scaled input embeddings: int64 [R] -> [R, N]."""
-        return self.kernels.embed(token_ids, self.embedding) * self.embedding_scale
+        return self.kernels.embed(token_ids, self.embedding, scale=self.embedding_scale)
 
     def forward(self, rows: Rows, caches: LayerCaches, *, tap_layers: Sequence[int] = ()) -> TargetOutput:
         """Run packed rows, write their keys and values, return hidden states and taps.
@@ -138,9 +138,11 @@ class GemmaTarget:
             hidden: Tensor, own_inputs: Tensor, seats: Tensor, positions: Tensor, *spans: Tensor
         ) -> list[Tensor]:
             outputs: dict[int, Tensor] = {}
+            normed = self.kernels.rms_norm(hidden, self.layers[0].input_norm, eps=self.config.rms_norm_eps)
             for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
                 visible = spans[windows.index(layer.spec.window)]
-                hidden = self._layer_forward(layer, cache, hidden, own_inputs[index], seats, positions, visible)
+                mixed = self._attend(layer, cache, normed, seats, positions, visible)
+                hidden, normed = self._feed(index, mixed, hidden, own_inputs[index])
                 outputs[index] = hidden
             return [hidden, *(outputs[i] for i in tap_layers)]
 
@@ -172,46 +174,40 @@ class GemmaTarget:
             return embedded.new_empty(len(self.layers), len(token_ids), 0)
         return self.per_layer_embedding.forward(token_ids, embedded, kernels=self.kernels, eps=self.config.rms_norm_eps)
 
-    def _layer_forward(
-        self,
-        layer: GemmaLayer,
-        cache: LayerCache,
-        hidden: Tensor,
-        own_input: Tensor,
-        seats: Tensor,
-        positions: Tensor,
-        spans: Tensor,
-    ) -> Tensor:
-        hidden = self._attend(layer, cache, hidden, seats, positions, spans)
-        return self._feed(layer, hidden, own_input)
-
     def _attend(
-        self, layer: GemmaLayer, cache: LayerCache, hidden: Tensor, seats: Tensor, positions: Tensor, spans: Tensor
+        self, layer: GemmaLayer, cache: LayerCache, normed: Tensor, seats: Tensor, positions: Tensor, spans: Tensor
     ) -> Tensor:
-        kernels, eps, attention = self.kernels, self.config.rms_norm_eps, layer.attention
+        """A layer's normed input [R, N] -> what its attention gives, [R, N]."""
+        kernels, attention = self.kernels, layer.attention
         rope = self.ropes[layer.spec.rope, layer.spec.head_dim]
-        normed = kernels.rms_norm(hidden, layer.input_norm, eps=eps)
-        if layer.spec.cache_source is None:
-            queries, fresh = attention.queries_keys_values(normed, rope, positions, kernels=kernels, eps=eps)
-            kernels.write_cache(cache, fresh.keys, fresh.values, seats, positions)
-        else:
-            queries = attention.queries(normed, rope, positions, kernels=kernels, eps=eps)
+        queries = attention.queries(
+            normed, rope, seats, positions, cache, kernels=kernels, eps=self.config.rms_norm_eps
+        )
         attended = kernels.attention(queries, cache, spans, scale=self.config.attention_scale)
-        mixed = attention.output(attended, kernels=kernels)
-        return kernels.rms_norm_add(mixed, layer.post_attention_norm, hidden, eps=eps)
+        return attention.output(attended, kernels=kernels)
 
-    def _feed(self, layer: GemmaLayer, hidden: Tensor, own_input: Tensor) -> Tensor:
+    def _feed(self, index: int, mixed: Tensor, hidden: Tensor, own_input: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention gave and the layer's input, [R, N] each -> its output and the next layer's normed input.
+
+        Each norm goes with the sum before it: a row is read once for both. After the last layer there is no next.
+        """
         kernels, eps, activation = self.kernels, self.config.rms_norm_eps, self.config.activation
-        normed = kernels.rms_norm(hidden, layer.pre_feedforward_norm, eps=eps)
+        layer, after = self.layers[index], self.layers[index + 1 :]
+        hidden, normed = kernels.rms_norm_add_norm(
+            mixed, layer.post_attention_norm, hidden, layer.pre_feedforward_norm, eps=eps
+        )
         fed = layer.mlp.forward(normed, kernels=kernels, activation=activation)
         if layer.experts is not None:
             fed = layer.experts.forward(hidden, fed, kernels=kernels, activation=activation, eps=eps)
-        if layer.per_layer is None:
-            return kernels.rms_norm_add(fed, layer.post_feedforward_norm, hidden, eps=eps, scale=layer.scalar)
-        hidden = kernels.rms_norm_add(fed, layer.post_feedforward_norm, hidden, eps=eps)
-        return layer.per_layer.forward(
-            hidden, own_input, kernels=kernels, activation=activation, eps=eps, scale=layer.scalar
-        )
+        norm, scale = layer.post_feedforward_norm, layer.scalar
+        if layer.per_layer is not None:
+            hidden = kernels.rms_norm_add(fed, norm, hidden, eps=eps)
+            fed = layer.per_layer.forward(hidden, own_input, kernels=kernels, activation=activation)
+            norm = layer.per_layer.norm
+        if not after:
+            hidden = kernels.rms_norm_add(fed, norm, hidden, eps=eps, scale=scale)
+            return hidden, hidden
+        return kernels.rms_norm_add_norm(fed, norm, hidden, after[0].input_norm, eps=eps, scale=scale)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Last layer's output [R, N] -> logits [R, V], at least float32, soft-capped where the model is."""

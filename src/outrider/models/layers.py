@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.kernels.heads import HeadNorms, HeadRows
+from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.ops import Kernels
 from outrider.models.attention import KeysValues, RopeTable
 from outrider.models.config import ExpertsSpec, LayerSpec, PerLayerSpec
@@ -101,46 +103,65 @@ class AttentionWeights:
             v_norm=reader.unit_norm(spec.head_dim) if norms_values else None,
         )
 
+    def queries(
+        self,
+        hidden: Tensor,
+        rope: RopeTable,
+        seats: Tensor,
+        positions: Tensor,
+        cache: LayerCache,
+        *,
+        kernels: Kernels,
+        eps: float,
+    ) -> Tensor:
+        """hidden [R, N] -> normed, rotated queries [R, H, D]; keys and values, if it has any, to the cache."""
+        projected = kernels.linears(hidden, (self.q_proj, *self._kv_proj))
+        rows = HeadRows(projected[0], *self._keys_values_of(projected[1:]))
+        queries, _, _ = kernels.finish_heads(
+            rows, self._norms, rope.cos, rope.sin, positions, eps=eps, cache=cache, seats=seats
+        )
+        assert queries is not None
+        return queries
+
     def queries_keys_values(
         self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
     ) -> tuple[Tensor, KeysValues]:
         """hidden [R, N] -> normed, rotated queries [R, H, D] and keys, and values, each [R, G, D]."""
-        projected_queries, *projected = kernels.linears(hidden, (self.q_proj, *self._kv_proj))
-        queries = self._rotated_queries(projected_queries, rope, positions, kernels=kernels, eps=eps)
-        return queries, self._cached(projected, rope, positions, kernels=kernels, eps=eps)
+        projected = kernels.linears(hidden, (self.q_proj, *self._kv_proj))
+        rows = HeadRows(projected[0], *self._keys_values_of(projected[1:]))
+        queries, keys, values = kernels.finish_heads(rows, self._norms, rope.cos, rope.sin, positions, eps=eps)
+        assert queries is not None, "queries were projected"
+        assert keys is not None, "this layer reads another's keys and values"
+        assert values is not None
+        return queries, KeysValues(keys, values)
 
-    def keys_values(
-        self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
-    ) -> KeysValues:
-        """hidden [R, N] -> normed, rotated keys, and values, each [R, G, D]."""
-        return self._cached(kernels.linears(hidden, self._kv_proj), rope, positions, kernels=kernels, eps=eps)
-
-    def queries(self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float) -> Tensor:
-        """hidden [R, N] -> normed, rotated queries [R, H, D]."""
-        projected = kernels.linear(hidden, self.q_proj)
-        return self._rotated_queries(projected, rope, positions, kernels=kernels, eps=eps)
-
-    def _rotated_queries(
-        self, projected: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
-    ) -> Tensor:
-        heads = projected.view(len(projected), -1, self.q_norm.shape[0])
-        return kernels.head_norm_rope(heads, self.q_norm, rope.cos, rope.sin, positions, eps=eps)
+    def write_keys_values(
+        self,
+        hidden: Tensor,
+        rope: RopeTable,
+        seats: Tensor,
+        positions: Tensor,
+        cache: LayerCache,
+        *,
+        kernels: Kernels,
+        eps: float,
+    ) -> None:
+        """Normed, rotated keys, and values, of hidden [R, N] to the cache."""
+        rows = HeadRows(None, *self._keys_values_of(kernels.linears(hidden, self._kv_proj)))
+        kernels.finish_heads(rows, self._norms, rope.cos, rope.sin, positions, eps=eps, cache=cache, seats=seats)
 
     @property
     def _kv_proj(self) -> tuple[Any, ...]:
-        return (self.k_proj,) if self.v_proj is None else (self.k_proj, self.v_proj)
+        return tuple(weight for weight in (self.k_proj, self.v_proj) if weight is not None)
 
-    def _cached(
-        self, projected: list[Tensor], rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
-    ) -> KeysValues:
-        """What `_kv_proj` gave, as a layer keeps it."""
-        assert self.k_norm is not None, "this layer reads another's keys and values"
-        shape = (len(projected[0]), -1, self.k_norm.shape[0])
-        raw_keys, values = projected[0].view(shape), projected[-1].view(shape)
-        keys = kernels.head_norm_rope(raw_keys, self.k_norm, rope.cos, rope.sin, positions, eps=eps)
-        if self.v_norm is not None:
-            values = kernels.rms_norm(values, self.v_norm, eps=eps)
-        return KeysValues(keys, values)
+    @property
+    def _norms(self) -> HeadNorms:
+        return HeadNorms(self.q_norm, self.k_norm, self.v_norm)
+
+    @staticmethod
+    def _keys_values_of(projected: list[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """What `_kv_proj` gave as keys and values: two, one that is both, or neither."""
+        return (projected[0], projected[-1]) if projected else (None, None)
 
     def output(self, attended: Tensor, *, kernels: Kernels, residual: Tensor | None = None) -> Tensor:
         """Attention result [R, H, D] (+ residual) -> [R, N]."""
@@ -265,7 +286,7 @@ class PerLayerEmbedding:
     def forward(self, token_ids: Tensor, embedded: Tensor, *, kernels: Kernels, eps: float) -> Tensor:
         """Token ids int64 [R] and their scaled embeddings [R, N] -> the layers' inputs, [L, R, P]."""
         shape = (len(token_ids), -1, self.size)
-        looked_up = (kernels.embed(token_ids, self.table) * self.table_scale).view(shape)
+        looked_up = kernels.embed(token_ids, self.table, scale=self.table_scale).view(shape)
         projected = (kernels.linear(embedded, self.projection) * embedded.shape[1] ** -0.5).view(shape)
         mixed = (kernels.rms_norm(projected, self.norm, eps=eps) + looked_up) * 2**-0.5
         return mixed.transpose(0, 1).contiguous()
@@ -273,7 +294,10 @@ class PerLayerEmbedding:
 
 @dataclass(frozen=True)
 class PerLayerWeights:
-    """What one layer does with its own input: residual + norm(projection(activation(gate x) * input))."""
+    """What one layer does with its own input: residual + norm(projection(activation(gate x) * input)).
+
+    `forward` stops before the norm, which the layer fuses with what follows.
+    """
 
     gate: Any
     projection: Any
@@ -288,9 +312,7 @@ class PerLayerWeights:
             norm=reader.norm(f"{prefix}.post_per_layer_input_norm.weight", hidden_size),
         )
 
-    def forward(
-        self, hidden: Tensor, own_input: Tensor, *, kernels: Kernels, activation: str, eps: float, scale: float
-    ) -> Tensor:
-        """hidden [R, N] and the layer's input [R, P] -> the layer's output [R, N], times `scale`."""
+    def forward(self, hidden: Tensor, own_input: Tensor, *, kernels: Kernels, activation: str) -> Tensor:
+        """hidden [R, N] and the layer's input [R, P] -> projection(activation(gate x) * input), [R, N]."""
         gated = kernels.gated(kernels.linear(hidden, self.gate), own_input, activation=activation)
-        return kernels.rms_norm_add(kernels.linear(gated, self.projection), self.norm, hidden, eps=eps, scale=scale)
+        return kernels.linear(gated, self.projection)

@@ -1,0 +1,64 @@
+"""What the compile test compiles: every wrapper at the dimensions it is used with, on tensors without numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.kernels import rows
+from outrider.kernels.heads import HeadNorms, HeadRows
+from outrider.kernels.layer_cache import LayerCache
+
+NUM_ROWS, NUM_PAGES, PAGE_SIZE, TABLE_WIDTH, NUM_SEATS, EPS = 16, 512, 16, 128, 4, 1e-6
+WIDE = 5376  # hidden size of the 31B target
+SHAPES = {"sliding": (32, 16, 256), "full": (32, 4, 512), "draft": (64, 8, 128), "small": (4, 1, 256)}  # H, G, D
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """A tensor of the meta device."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def floats(*shape: int) -> Tensor:
+    """Norms and rotary tables."""
+    return empty(*shape, dtype=torch.float32)
+
+
+def ids(*shape: int) -> Tensor:
+    """Seats, positions and tokens."""
+    return empty(*shape, dtype=torch.int64)
+
+
+def empty_cache(num_groups: int, head_size: int) -> LayerCache:
+    """Pages of one layer."""
+    pages = (empty(NUM_PAGES, PAGE_SIZE, num_groups, head_size) for _ in range(2))
+    return LayerCache(*pages, empty(NUM_SEATS, TABLE_WIDTH, dtype=torch.int32))
+
+
+def finish_heads(shape: str, **changes: Any) -> Callable[[], object]:
+    """Queries, keys and values out of one wide product, to the cache."""
+    num_heads, num_groups, size = SHAPES[shape]
+    parts = (num_heads * size, num_groups * size, num_groups * size)
+    projected = HeadRows(*empty(NUM_ROWS, sum(parts)).split(parts, dim=1))
+    norms, table = HeadNorms(floats(size), floats(size), floats(size)), floats(4096, size // 2)
+    options = {"cache": empty_cache(num_groups, size), "seats": ids(NUM_ROWS)} | changes
+    return lambda: rows.finish_heads(projected, norms, table, table, ids(NUM_ROWS), eps=EPS, **options)
+
+
+def cases_for(architecture: int) -> dict[str, Callable[[], object]]:
+    """Every case by name, as a GPU of compute capability `architecture` / 10 launches it."""
+    wide, norm = empty(NUM_ROWS, WIDE), floats(WIDE)
+    table = empty(262_144, WIDE)
+    return {
+        "rms_norm": lambda: rows.rms_norm(wide, norm, eps=EPS),
+        "rms_norm_add": lambda: rows.rms_norm_add(wide, norm, wide, eps=EPS),
+        "rms_norm_add_norm": lambda: rows.rms_norm_add_norm(wide, norm, wide, norm, eps=EPS, scale=0.5),
+        "gated gelu": lambda: rows.gated(wide, wide, activation="gelu_tanh"),
+        "gated silu": lambda: rows.gated(wide, wide, activation="silu"),
+        "embed": lambda: rows.embed(ids(NUM_ROWS), table, scale=2.0),
+        **{f"finish_heads {shape}": finish_heads(shape) for shape in SHAPES},
+        "finish_heads fresh": finish_heads("draft", cache=None, seats=None),
+    }
