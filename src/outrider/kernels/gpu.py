@@ -1,4 +1,4 @@
-"""The kernel set for CUDA: bf16 rows and weights, Triton kernels, the same bits whatever shares a pass (design §4.2)."""
+"""The kernel set for CUDA: bf16 in Triton kernels, a row's bits the same whatever shares its pass (design §4.2)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class GpuKernels:
         """The numbers of several weights, one after the other in memory, so that one product serves them all."""
         num_outputs = [weight.shape[0] for weight in weights]
         together = torch.empty(sum(num_outputs), weights[0].shape[1], dtype=self.dtype, device=self.device)
-        parts = list(together.split(num_outputs))
+        parts = list(torch.split(together, num_outputs))
         for part, weight in zip(parts, weights, strict=True):
             part.copy_(self._twin.pack(weight))
         return parts
@@ -64,16 +64,14 @@ class GpuKernels:
         together = merged(weights)
         if together is None:
             return [self.linear(inputs, weight) for weight in weights]
-        return list(self.linear(inputs, together).split([len(weight) for weight in weights], dim=1))
+        return list(torch.split(self.linear(inputs, together), [len(weight) for weight in weights], dim=1))
 
     def gated_linear(self, inputs: Tensor, gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
         """activation(inputs @ gate^T) * (inputs @ up^T); many rows take two products, for the same bits."""
         if len(inputs) <= MAX_GATED_ROWS:
             return self._products.gated_product(inputs, gate, up, is_silu=activation == "silu")
-        together = merged((gate, up))
-        parts = (gate, up) if together is None else (together,)
-        products = torch.cat([self._products.product(inputs, part, splits=1) for part in parts], dim=1)
-        return rows.gated(*products.chunk(2, dim=1), activation=activation)
+        products = [self._products.product(inputs, weight, splits=1) for weight in (gate, up)]
+        return rows.gated(*products, activation=activation)
 
     def logits(self, inputs: Tensor, weight: Tensor, *, cap: float | None = None) -> Tensor:
         """`linear` with a float32 result, perhaps soft-capped; the sums are those of `best`."""

@@ -180,7 +180,7 @@ def best_kernel(
     if IS_CAPPED:
         sums = capped(sums, cap)
     is_nan = tl.max((sums != sums).to(tl.int32), axis=0) > 0
-    sums = tl.where((columns < num_outputs)[:, None], sums, float("-inf"))
+    sums = tl.where((columns < num_outputs)[:, None] & (sums == sums), sums, float("-inf"))
     values, places = tl.max(sums, axis=0, return_indices=True, return_indices_tie_break_left=True)
     at = output_tile.to(tl.int64) * num_rows + rows
     tl.store(best_values + at, tl.where(is_nan, float("nan"), values), mask=has_row)
@@ -197,6 +197,7 @@ def best_of_tiles_kernel(tile_values, tile_ids, values, ids, num_rows, num_tiles
         at, is_inside = tiles.to(tl.int64) * num_rows + row, tiles < num_tiles
         found = tl.load(tile_values + at, mask=is_inside, other=float("-inf"))
         num_nans += tl.sum((found != found).to(tl.int32), axis=0)
+        found = tl.where(found == found, found, float("-inf"))
         value, place = tl.max(found, axis=0, return_indices=True, return_indices_tie_break_left=True)
         index = tl.load(tile_ids + (start + place).to(tl.int64) * num_rows + row)
         chosen = tl.where(value > best, index, chosen)
