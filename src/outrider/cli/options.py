@@ -22,9 +22,7 @@ Kernels = Annotated[str, typer.Option(help="auto, cpu (compiled) or torch (plain
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 SyntheticLength = Annotated[
     float | None,
-    typer.Option(
-        "--synthetic-acceptance-length", help="For timing: tokens a cycle is worth; no real text."
-    ),
+    typer.Option("--synthetic-acceptance-length", help="For timing: tokens a cycle is worth; no real text."),
 ]
 SyntheticRates = Annotated[
     str | None,

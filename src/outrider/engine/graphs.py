@@ -83,7 +83,7 @@ class DeviceCycle:
         self._received = torch.zeros(max_seats, NUM_COUNTS + longest, dtype=torch.int64)
         if is_cuda:
             self._sent, self._received = self._sent.pin_memory(), self._received.pin_memory()
-        self._requests = self._sent.to(device, copy=True)
+        self._requests, self._decided = self._sent.to(device, copy=True), self._received.to(device, copy=True)
         self._drafts = torch.zeros(max_seats, longest, dtype=torch.int64, device=device)
         self._done = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
         self._lengths: Sequence[int] = ()
@@ -100,10 +100,13 @@ class DeviceCycle:
         sent[2, :num_requests] = [request.anchor_position for request in requests]
         sent[3, :num_requests] = lengths
         sent[4, :num_requests] = [request.planned_count for request in requests]
+        # Not part of a graph: the allocator of pinned memory has to know which stream uses it.
+        self._requests.copy_(self._sent, non_blocking=True)
         if longest > 0:
             draft_length = next(bucket for bucket in self.draft_buckets if bucket >= longest)
             self._run_draft(bucket_of(num_requests, most=len(self._drafts)), draft_length)
         self._run_verify(self.rows_per_pass or bucket_of(num_requests + sum(lengths), least=LEAST_ROWS))
+        self._received.copy_(self._decided, non_blocking=True)
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(self.target.device))
         self._lengths = tuple(lengths)
@@ -124,7 +127,7 @@ class DeviceCycle:
 
     def warm_up(self, max_rows: int) -> None:
         """Capture what a running engine is likely to need, for up to so many rows, with no request in it."""
-        self._sent[:] = torch.tensor(SPARE_REQUEST)[:, None]
+        self._requests.copy_(torch.tensor(SPARE_REQUEST)[:, None].expand_as(self._requests))
         max_seats = len(self._drafts)
         for num_requests in buckets_up_to(max_seats, most=max_seats):
             for draft_length in self.draft_buckets[:1]:
@@ -141,14 +144,12 @@ class DeviceCycle:
 
     def _draft(self, num_requests: int, draft_length: int) -> None:
         """So many drafts after the anchors of the first requests; a request's own length says how many count."""
-        self._requests.copy_(self._sent, non_blocking=True)
         assert isinstance(self.proposer, GreedyProposer)
         draft = self.proposer.propose_greedily(self._anchors(num_requests), draft_length)
         self._drafts[:num_requests, :draft_length] = draft.token_ids
 
     def _verify(self, num_rows: int) -> None:
         """All that follows the drafts, for all requests that there can be."""
-        self._requests.copy_(self._sent, non_blocking=True)  # again: nothing is drafted where all lengths are 0
         anchors = self._anchors(len(self._drafts))
 
         def judge(hidden: Tensor, row_index: Tensor) -> Judged:
@@ -164,7 +165,7 @@ class DeviceCycle:
             proposer=self.proposer,
         )
         counts = torch.stack([num_accepted, target_token_ids, is_finite.long()], dim=1)
-        self._received.copy_(torch.cat([counts, self._drafts], dim=1), non_blocking=True)
+        self._decided.copy_(torch.cat([counts, self._drafts], dim=1))
 
     def _anchors(self, num_requests: int) -> Anchors:
         seats, token_ids, positions, lengths, planned = self._requests[:, :num_requests].unbind(0)
