@@ -42,6 +42,9 @@ class CountedSpace(CacheSpace):
         self.used[seat] += missing
         return True
 
+    def flush(self) -> None:
+        """There is nothing but a count."""
+
     def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
         """Note it."""
         assert self.pages(len(token_ids)) <= self.used[seat]

@@ -180,6 +180,23 @@ def test_cuda_gets_constant_shapes_and_one_seat() -> None:
         resolve_config(config, device=torch.device("cpu"), max_positions=99)
 
 
+def test_row_invariant_kernels_keep_what_was_asked_for() -> None:
+    cuda = {"device": torch.device("cuda"), "max_positions": 4096, "row_invariant": True}
+    asked = EngineConfig(max_seats=16, prefill_rows=128)
+    assert resolve_config(asked, **cuda) == asked
+    assert resolve_config(EngineConfig(context_length=4096), **cuda).prefill_rows == 2048
+    assert resolve_config(EngineConfig(context_length=300), **cuda).prefill_rows == 300
+    assert EngineConfig().rows_per_step == 64
+
+
+def test_an_answer_under_synthetic_acceptance_says_so() -> None:
+    target = TableTarget(torch.eye(5).roll(1, dims=1) * 9)
+    drafter = ScriptedProposer([[0, 1, 2, 3, 4] * 9], vocab_size=5)
+    llm = make_llm(target, proposer=drafter, synthetic_acceptance_length=3)
+    assert llm.generate([[0]], SHORT)[0].synthetic
+    assert not llm.without_drafter().generate([[0]], SHORT)[0].synthetic
+
+
 def test_the_shipped_drafter_belongs_to_the_embedded_default() -> None:
     assert drafter_path(None, target=None) is None
     assert drafter_path("auto", target="embedded") == drafter_path("auto", target=None)

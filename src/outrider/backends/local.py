@@ -29,6 +29,7 @@ from outrider.weights.loader import load_checkpoint
 from outrider.weights.locate import EMBEDDED_NAME, embedded_drafter, locate_drafter, locate_target
 
 CUDA_ROWS_PER_PASS = 16
+CUDA_PREFILL_ROWS = 2048  # products are bound by arithmetic then, and a step still lasts a fraction of a second
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +149,7 @@ class _Clock:
             prefill_s=first - self.started,
             decode_s=self.last[request.index] - first,
             logprobs=tuple(request.logprobs),
+            synthetic=request.is_synthetic,
         )
 
 
@@ -164,12 +166,19 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_config(config: EngineConfig, *, device: torch.device, max_positions: int) -> EngineConfig:
-    """Fit a config to the device: CUDA is exact through constant shapes, one request at a time."""
+def resolve_config(
+    config: EngineConfig, *, device: torch.device, max_positions: int, row_invariant: bool = False
+) -> EngineConfig:
+    """Fit a config to the device and its kernels.
+
+    CUDA is exact through kernels that are row-invariant, or else through constant shapes, one request at a time.
+    """
     if config.context_length > max_positions:
         raise ConfigError(
             f"context_length={config.context_length}, but the target knows {max_positions} positions. Lower it."
         )
+    if device.type == "cuda" and row_invariant:
+        return replace(config, prefill_rows=config.prefill_rows or min(CUDA_PREFILL_ROWS, config.context_length))
     if device.type == "cuda":
         return replace(config, max_seats=1, rows_per_pass=CUDA_ROWS_PER_PASS, prefill_rows=CUDA_ROWS_PER_PASS)
     return config
@@ -197,7 +206,12 @@ def load(
     path = drafter_path(drafter, target=target)
     checkpoint = load_checkpoint(locate_target(target), progress=progress)
     declared = target_config(checkpoint)
-    engine_config = resolve_config(config or EngineConfig(), device=place, max_positions=declared.max_positions)
+    engine_config = resolve_config(
+        config or EngineConfig(),
+        device=place,
+        max_positions=declared.max_positions,
+        row_invariant=chosen_kernels.row_invariant,
+    )
     model = load_target(
         checkpoint,
         kernels=chosen_kernels,
@@ -228,7 +242,7 @@ def drafter_path(drafter: str | None, *, target: str | None) -> Path | None:
 def make_engine(
     model: GemmaTarget, drafter: DFlashDrafter | None, tokenizer: Tokenizer | None, config: EngineConfig
 ) -> Engine:
-    """An engine with empty caches; end tokens are the union of the model's and the tokenizer's."""
+    """An engine with empty caches, warmed up; end tokens are the union of the model's and the tokenizer's."""
     drafter_layers = drafter.config.layers if drafter is not None else ()
     plan = plan_caches(model.config.layers, drafter_layers, config, dtype=model.dtype)
     kv_cache = KvCache.allocate(plan, model.config.layers, drafter_layers, dtype=model.dtype, device=model.device)
@@ -237,4 +251,6 @@ def make_engine(
         logger.warning("The model declares no eos_token_id; only the tokenizer's %s end an answer.", tokenizer.eos_ids)
     ends = frozenset(model.config.eos_token_ids) | frozenset(tokenizer.eos_ids if tokenizer else ())
     space = PagedSpace(kv_cache, context_length=config.context_length)
-    return Engine(model, kv_cache.target_caches, proposer, tokenizer, config, ends, space)
+    engine = Engine(model, kv_cache.target_caches, proposer, tokenizer, config, ends, space)
+    engine.warm_up()
+    return engine

@@ -82,6 +82,7 @@ def plan_caches(
         num_seats=config.max_seats,
         context_length=config.context_length,
         max_rows=config.max_rows,
+        max_block_rows=config.max_block_rows,
         dtype=dtype,
         budget_bytes=config.cache_bytes,
     )

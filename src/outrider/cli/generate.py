@@ -41,6 +41,8 @@ def generate(
     drafter: options.Drafter = "auto",
     target: options.Target = None,
     context_length: options.ContextLength = 2048,
+    synthetic_acceptance_length: options.SyntheticLength = None,
+    synthetic_acceptance_rates: options.SyntheticRates = None,
     kernels: options.Kernels = "auto",
     device: options.Device = "auto",
     as_json: options.Json = False,
@@ -67,7 +69,13 @@ def generate(
     llm = outrider.load(
         target,
         drafter=None if no_drafter else drafter,
-        config=outrider.EngineConfig(context_length=context_length, max_seats=1),
+        config=outrider.EngineConfig(
+            context_length=context_length,
+            max_seats=1,
+            num_speculative_tokens=num_speculative_tokens,
+            synthetic_acceptance_length=synthetic_acceptance_length,
+            synthetic_acceptance_rates=options.parsed_rates(synthetic_acceptance_rates),
+        ),
         kernels=kernels,
         device=device,
         progress=progress_line,

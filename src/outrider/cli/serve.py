@@ -41,6 +41,8 @@ def serve(
         int | None, typer.Option(help="Most bytes of keys and values; what all seats need if left out.")
     ] = None,
     num_speculative_tokens: options.DraftLength = None,
+    synthetic_acceptance_length: options.SyntheticLength = None,
+    synthetic_acceptance_rates: options.SyntheticRates = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse to serve with a drafter that drafts poorly.")
     ] = False,
@@ -70,6 +72,8 @@ def serve(
         context_length=context_length,
         cache_bytes=cache_bytes,
         num_speculative_tokens=num_speculative_tokens,
+        synthetic_acceptance_length=synthetic_acceptance_length,
+        synthetic_acceptance_rates=options.parsed_rates(synthetic_acceptance_rates),
     )
 
     def boot(readiness: Readiness) -> None:

@@ -32,6 +32,10 @@ class CacheSpace(Protocol):
         """Make the `num_rows` positions after the first `num_committed` writable; False if there is no room."""
         ...
 
+    def flush(self) -> None:
+        """Let passes that are launched from now on see what was reserved and released."""
+        ...
+
     def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
         """Let later texts share the seat's first positions, which hold `token_ids`; after each pass of a prompt.
 
@@ -70,6 +74,9 @@ class SeatSpace:
         """Always room for a whole context."""
         return seat in self._taken and num_committed + num_rows <= self.max_positions
 
+    def flush(self) -> None:
+        """Every seat always has its page."""
+
     def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
         """Nothing is shared."""
 
@@ -105,6 +112,10 @@ class PagedSpace:
     def reserve(self, seat: int, *, num_committed: int, num_rows: int) -> bool:
         """Take the pages that are missing; windows give up those that nobody will see again."""
         return self.kv_cache.reserve(seat, num_committed=num_committed, num_rows=num_rows)
+
+    def flush(self) -> None:
+        """Copy page tables to a device that has its own."""
+        self.kv_cache.flush()
 
     def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
         """Whole pages only."""
