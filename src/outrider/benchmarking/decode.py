@@ -40,7 +40,10 @@ def plan_cells(draft_lengths: str, batches: str, acceptance_lengths: str | None)
 
     ConfigError for what is no such list, names a draft length twice, or accepts more than is drafted.
     """
-    lengths, sizes = _numbers("--num-speculative-tokens", draft_lengths, low=0), _numbers("--batch", batches, low=1)
+    lengths, sizes = (
+        number_list("--num-speculative-tokens", draft_lengths, low=0),
+        number_list("--batch", batches, low=1),
+    )
     accepted = _acceptances(acceptance_lengths, lengths)
     return [
         CellPlan(num_speculative_tokens=length, batch=batch, acceptance_length=accepted[length])
@@ -48,7 +51,8 @@ def plan_cells(draft_lengths: str, batches: str, acceptance_lengths: str | None)
     ]
 
 
-def _numbers(option: str, text: str, *, low: int) -> list[int]:
+def number_list(option: str, text: str, *, low: int) -> list[int]:
+    """Different whole numbers of at least `low`, as in "0,7"; ConfigError naming the option for anything else."""
     try:
         numbers = [int(each) for each in text.split(",")]
     except ValueError:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from outrider.backends.dummy_configs import DUMMY_NAMES, dummy_target_config
-from outrider.benchmarking.decode import CellKey, CellPlan, decode_record, plan_cells, run_ours, summarize
+from outrider.benchmarking.decode import CellKey, CellPlan, decode_record, number_list, plan_cells, run_ours, summarize
 from outrider.benchmarking.peer import check_peer, run_peer
 from outrider.benchmarking.record import write_record
 from outrider.cli import options
@@ -41,17 +41,13 @@ def decode(
     prompt_tokens: Annotated[int, typer.Option(help="Random token ids of each prompt.")] = 512,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 512,
     context_length: Annotated[int | None, typer.Option(help="Of the engine; just enough if left out.")] = None,
-    prefill_rows: Annotated[
-        int | None, typer.Option(help="Prompt tokens a pass.")
-    ] = None,
+    prefill_rows: Annotated[int | None, typer.Option(help="Prompt tokens a pass.")] = None,
     runs: Annotated[int, typer.Option(help="Timed runs of each combination.")] = 3,
     traced_cycles: Annotated[int, typer.Option(help="Cycles to take apart afterwards, on a GPU; 0 leaves it out.")] = 8,
     check_exact: Annotated[
         bool, typer.Option("--check-exact", help="Also see whether drafts or neighbours change greedy text.")
     ] = False,
-    peer: Annotated[
-        str | None, typer.Option(help="'vllm': between two passes of ours, the same work.")
-    ] = None,
+    peer: Annotated[str | None, typer.Option(help="'vllm': between two passes of ours, the same work.")] = None,
     peer_site: Annotated[Path | None, typer.Option(help="Directory that the peer's packages are in.")] = None,
     peer_timeout_s: Annotated[float, typer.Option(help="Seconds that one start of the peer may take.")] = 900.0,
     kernels: options.Kernels = "auto",
@@ -92,6 +88,48 @@ def decode(
     summary = summarize(ours, theirs)
     result = {"summary": summary, **ours[0], "again": ours[1:], "peer": list(theirs.values())}
     emit_json(result) if as_json else _show_decode(result)
+
+
+@app.command()
+def kernel(
+    target: TargetName,
+    kernel: Annotated[list[str] | None, typer.Option(help="products or attention; both if left out.")] = None,
+    rows: Annotated[str, typer.Option(help="Numbers of rows of a product.")] = "1,8,16,32,64,128,256",
+    contexts: Annotated[str, typer.Option(help="Numbers of positions that attention sees.")] = "512,4096,32768",
+    kernels: options.Kernels = "auto",
+    device: options.Device = "auto",
+    as_json: options.Json = False,
+) -> None:
+    """Time products by name and attention on our kernels and on torch's, each checked against float32."""
+    dummy_target_config(target)
+    numbers = number_list("--rows", rows, low=1), number_list("--contexts", contexts, low=1)
+    from outrider.backends import kernel_timing
+
+    kinds = tuple(kernel or kernel_timing.KINDS)
+    with _progress(kernel_timing.num_kernel_steps(kinds)) as report:
+        result = kernel_timing.time_kernels(
+            target, kinds=kinds, rows=numbers[0], contexts=numbers[1], kernels=kernels, device=device, progress=report
+        )
+    emit_json(result) if as_json else show(_kernel_table(result))
+
+
+def _kernel_table(result: dict[str, Any]) -> Table:
+    table = Table(title=f"{result['target']}: kernels alone; reads reach {result['read_tb_per_s']:.2f} TB/s")
+    for column in ("kernel", "rows", "context", "set", "µs", "TB/s", "of floor", "error", "same as alone"):
+        table.add_column(column, justify="left" if column in ("kernel", "set") else "right")
+    for row in result["rows"]:
+        table.add_row(
+            row["name"],
+            str(row["rows"]),
+            "–" if row["context"] is None else str(row["context"]),
+            row["kernels"],
+            _number(row["us"], 1),
+            _number(row["tb_per_s"]),
+            _share(row["floor_share"]),
+            f"{row['error']:.1e}",
+            "yes" if row["same_as_alone"] else "no",
+        )
+    return table
 
 
 def _time_here(settings: dict[str, Any], cells: Sequence[CellPlan]) -> dict[str, Any]:
