@@ -52,8 +52,6 @@ def test_a_tiny_pair_runs_and_keeps_no_second_table() -> None:
     assert models.target.embedding.std() > 0
     assert models.drafter is not None
     assert models.drafter.head is models.target.embedding
-    plain = build_dummy(
-        "tiny", kernels=kernels, dtype=torch.float32, device=cpu, context_length=64, with_drafter=False
-    )
+    plain = build_dummy("tiny", kernels=kernels, dtype=torch.float32, device=cpu, context_length=64, with_drafter=False)
     assert plain.drafter is None
     assert torch.equal(plain.target.embedding, models.target.embedding)

@@ -15,7 +15,7 @@ from outrider.errors import ConfigError
 
 
 def test_a_size_that_is_not_known_names_those_that_are() -> None:
-    with pytest.raises(ConfigError, match="'70b'.*31b, 26b-a4b, tiny"):
+    with pytest.raises(ConfigError, match=r"'70b'.*31b, 26b-a4b, tiny"):
         dummy_target_config("70b")
     with pytest.raises(ConfigError, match="70b"):
         dummy_drafter_config("70b")

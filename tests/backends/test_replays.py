@@ -27,9 +27,14 @@ def test_each_replay_is_seen_from_both_sides_and_nothing_is_left_behind(monkeypa
     seen: list[str] = []
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: seen.append("replay"))
     untouched = torch.cuda.CUDAGraph.replay
-    with pytest.raises(ZeroDivisionError), watched_replays(lambda: seen.append("<"), lambda: seen.append(">")):
-        torch.cuda.CUDAGraph.replay(object())  # type: ignore[arg-type]
-        raise ZeroDivisionError
+
+    def fail_after_a_replay() -> None:
+        with watched_replays(lambda: seen.append("<"), lambda: seen.append(">")):
+            torch.cuda.CUDAGraph.replay(object())  # type: ignore[arg-type]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_after_a_replay()
     assert seen == ["<", "replay", ">"]
     assert torch.cuda.CUDAGraph.replay is untouched
 

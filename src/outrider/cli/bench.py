@@ -86,7 +86,7 @@ def decode(
     if record is not None:
         write_record(decode_record(ours, theirs), record)
     summary = summarize(ours, theirs)
-    result = {"summary": summary, **ours[0], "again": ours[1:], "peer": list(theirs.values())}
+    result = {**ours[0], "summary": summary, "again": ours[1:], "peer": list(theirs.values())}
     emit_json(result) if as_json else _show_decode(result)
 
 
