@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import sqrt
+from math import ceil, sqrt
 
 from outrider.core import AcceptanceStats
 
@@ -79,6 +79,11 @@ def speedup(*, baseline_s: Sequence[float], speculative_s: Sequence[float]) -> f
 def tokens_per_s(*, num_tokens: int, seconds: float) -> float | None:
     """Throughput; None where no time passed."""
     return num_tokens / seconds if seconds > 0 else None
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least `share` (0 < share <= 1) of them do not exceed; None where there are none."""
+    return sorted(values)[max(0, ceil(share * len(values)) - 1)] if values else None
 
 
 def ends_known_ngram(tokens: Sequence[int], n: int = REPEAT_NGRAM) -> bool:

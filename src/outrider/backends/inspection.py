@@ -46,7 +46,7 @@ def inspect_kernels(kind: str, device: str) -> dict[str, Any]:
 
 def inspect_target(target: str | None, *, context_length: int, progress: Callable[[str], None]) -> dict[str, Any]:
     """What the target declares, which of its tensors load, and what it takes in bfloat16."""
-    checkpoint, model = _outlined_target(target, context_length=context_length, progress=progress)
+    checkpoint, model = outlined_target(target, context_length=context_length, progress=progress)
     if not is_name_plan(checkpoint.source):
         Tokenizer.from_file(checkpoint.tokenizer_path)  # LocateError or WeightsError now, not when it is loaded
     config = model.config
@@ -78,7 +78,7 @@ def inspect_drafter(
     if path is None:
         return {"drafter": None}
     _, tensors = load_safetensors_dir(path, without_numbers=True)  # what is damaged here is not the target's fault
-    checkpoint, model = _outlined_target(target, context_length=context_length, progress=progress)
+    checkpoint, model = outlined_target(target, context_length=context_length, progress=progress)
     built = load_drafter(path, model, target_name=checkpoint.source.name, context_length=context_length)
     config = built.config
     caches = account_caches(config.layers, context_length=context_length, dtype=_DTYPE)
@@ -104,7 +104,7 @@ def inspect_drafter(
     }
 
 
-def _outlined_target(
+def outlined_target(
     target: str | None, *, context_length: int, progress: Callable[[str], None]
 ) -> tuple[Checkpoint, GemmaTarget]:
     """The target's checkpoint and the model made of it, without numbers."""

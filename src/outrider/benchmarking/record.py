@@ -21,19 +21,24 @@ def make_record(
     workload: Workload,
     arms: Sequence[dict[str, Any]],
     rows: Sequence[dict[str, Any]],
-    summary: dict[str, Any],
+    summary: dict[str, Any] | Sequence[dict[str, Any]],
+    machine: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Assemble a record (design §5) for a run of the current command line."""
+    """Assemble a record (design §5) for a run of the current command line.
+
+    `summary` is one object for one comparison, a list of them for a table; `machine` is the environment of the process
+    that measured, where that was another one.
+    """
     return {
         "schema": SCHEMA,
         "name": name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["outrider", *sys.argv[1:]]),
-        "environment": environment.describe(),
+        "environment": machine or environment.describe(),
         "workload": {"name": workload.name, "sha256": workload.sha256},
         "arms": list(arms),
         "rows": list(rows),
-        "summary": summary,
+        "summary": summary if isinstance(summary, dict) else list(summary),
     }
 
 

@@ -332,6 +332,12 @@ class Engine:
             taken = [*self._collect(), *self._decode()]
             return [*(self._told(request, chunk) for request, chunk in taken), *self._prefill()]
 
+    @torch.inference_mode()
+    def prefill(self) -> list[Chunk]:
+        """The second half of a step alone: prompts advance and nobody decodes, so that cycles can be timed apart."""
+        with self.target.kernels.own_threads():
+            return self._prefill()
+
     def abort(self, request: RequestState) -> None:
         """Drop a request wherever it is, between steps; its seat and pages are free at once."""
         request.finish_reason = "abort"

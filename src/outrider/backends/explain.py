@@ -1,0 +1,88 @@
+"""Where the memory of a target and its drafter would go on a GPU, from their configs and headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from outrider.backends.account import drafter_bytes_by_kind, held_bytes, target_bytes_by_kind
+from outrider.backends.dummy import Models, build_dummy
+from outrider.backends.dummy_configs import DUMMY_NAMES
+from outrider.backends.inspection import outlined_target
+from outrider.backends.local import drafter_path
+from outrider.backends.memory_plan import USABLE, plan_caches, share_memory
+from outrider.engine.engine import EngineConfig
+from outrider.kernels.reference import TorchKernels
+from outrider.models.registry import load_drafter
+
+_META = torch.device("meta")
+_DTYPE = torch.bfloat16  # of weights and caches on a GPU
+
+
+def explain_memory(
+    target: str | None,
+    *,
+    drafter: str | None,
+    config: EngineConfig,
+    gpu_memory_bytes: int,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Bytes by part, as loading would allocate them in bfloat16, and whether they fit.
+
+    `target` is what `load` takes, or one of DUMMY_NAMES, whose drafter is "auto". Weights are not read.
+    """
+    models = outlined_models(target, drafter=drafter, context_length=config.context_length, progress=progress)
+    target_bytes = held_bytes(models.target)
+    both_bytes = held_bytes(*(model for model in models if model is not None))
+    drafter_layers = models.drafter.config.layers if models.drafter else ()
+    caches = plan_caches(models.target.config.layers, drafter_layers, config, dtype=_DTYPE)
+    usable = int((gpu_memory_bytes - both_bytes) * USABLE)  # as loading sees it: a share of what weights leave free
+    plan = share_memory(models.target, models.drafter, config, available_bytes=usable)
+    return {
+        "target": target or "embedded",
+        "drafter": models.drafter.config.name if models.drafter else None,
+        "context_length": config.context_length,
+        "max_seats": config.max_seats,
+        "parts": {
+            "target": target_bytes_by_kind(models.target),
+            "drafter": drafter_bytes_by_kind(models.drafter) if models.drafter else {},
+            "caches": {_group_name(group.owner, group.window): group.num_bytes for group in caches.groups},
+        },
+        "target_bytes": target_bytes,
+        "drafter_bytes": both_bytes - target_bytes,
+        "cache_bytes": caches.num_bytes,
+        "allocated_bytes": both_bytes + caches.num_bytes,
+        "logits_bytes": plan.parts["logits of a cycle"],
+        "reserve_bytes": max(0, gpu_memory_bytes - both_bytes) - max(0, usable),
+        "left_over_bytes": plan.most_cache_bytes - plan.cache_bytes,
+        "gpu_memory_bytes": gpu_memory_bytes,
+        "fits": plan.most_cache_bytes >= plan.cache_bytes,
+    }
+
+
+def outlined_models(
+    target: str | None, *, drafter: str | None, context_length: int, progress: Callable[[str], None]
+) -> Models:
+    """Target and drafter on the meta device, by path, hub name or made-up size."""
+    if target in DUMMY_NAMES and target is not None and drafter in ("auto", None):
+        kernels = TorchKernels(_DTYPE, _META)
+        return build_dummy(
+            target,
+            kernels=kernels,
+            dtype=_DTYPE,
+            device=_META,
+            context_length=context_length,
+            with_drafter=drafter is not None,
+        )
+    checkpoint, model = outlined_target(target, context_length=context_length, progress=progress)
+    path = drafter_path(drafter, target=target)
+    if path is None:
+        return Models(model, None)
+    name = checkpoint.source.name
+    return Models(model, load_drafter(path, model, target_name=name, context_length=context_length))
+
+
+def _group_name(owner: str, window: int | None) -> str:
+    return f"{owner}, {'full attention' if window is None else f'window {window}'}"
