@@ -19,7 +19,6 @@ from outrider.engine.state import RequestState
 from outrider.models.attention import LayerCaches
 from outrider.models.gemma import GemmaTarget
 
-LEAST_ROWS = 16  # of a verify pass: fewer cost no less, since reading weights is what they cost
 SPARE_REQUEST = (-1, 0, 0, -1, -1)  # seat, anchor id, position, draft length, planned count
 NUM_COUNTS = 3  # of what comes back for a request before its drafts: accepted tokens, target's token, is finite
 
@@ -105,7 +104,7 @@ class DeviceCycle:
         if longest > 0:
             draft_length = next(bucket for bucket in self.draft_buckets if bucket >= longest)
             self._run_draft(bucket_of(num_requests, most=len(self._drafts)), draft_length)
-        self._run_verify(self.rows_per_pass or bucket_of(num_requests + sum(lengths), least=LEAST_ROWS))
+        self._run_verify(self.rows_per_pass or bucket_of(num_requests + sum(lengths)))
         self._received.copy_(self._decided, non_blocking=True)
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(self.target.device))
@@ -132,7 +131,7 @@ class DeviceCycle:
         for num_requests in buckets_up_to(max_seats, most=max_seats):
             for draft_length in self.draft_buckets[:1]:
                 self._run_draft(num_requests, draft_length)
-        for num_rows in [self.rows_per_pass] if self.rows_per_pass else buckets_up_to(max_rows, least=LEAST_ROWS):
+        for num_rows in [self.rows_per_pass] if self.rows_per_pass else buckets_up_to(max_rows):
             self._run_verify(num_rows)
 
     def _run_draft(self, num_requests: int, draft_length: int) -> None:
@@ -178,14 +177,14 @@ class DeviceCycle:
         )
 
 
-def bucket_of(count: int, *, least: int = 1, most: int | None = None) -> int:
-    """The smallest of least, 2 · least, 4 · least, … that is not less than `count`; `most` caps the last one."""
-    bucket = least
+def bucket_of(count: int, *, most: int | None = None) -> int:
+    """The smallest of 1, 2, 4, … that is not less than `count`; `most` caps the last one."""
+    bucket = 1
     while bucket < count:
         bucket *= 2
     return bucket if most is None else min(bucket, most)
 
 
-def buckets_up_to(count: int, *, least: int = 1, most: int | None = None) -> list[int]:
+def buckets_up_to(count: int, *, most: int | None = None) -> list[int]:
     """All buckets that counts of 1 to `count` fall into, ascending."""
-    return sorted({bucket_of(each, least=least, most=most) for each in range(1, count + 1)})
+    return sorted({bucket_of(each, most=most) for each in range(1, count + 1)})
