@@ -42,6 +42,9 @@ class CountedSpace(CacheSpace):
         self.used[seat] += missing
         return True
 
+    def reserve_ahead(self, seat: int, *, num_committed: int, num_rows: int) -> None:
+        """Nothing is taken before its time."""
+
     def flush(self) -> None:
         """There is nothing but a count."""
 

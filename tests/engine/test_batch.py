@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.core import SamplingParams
-from outrider.engine.batch import CycleBatch, pack_rows
+from outrider.engine.batch import Anchors, CycleBatch, pack_rows
 from outrider.engine.state import RequestState
 from tests.cases.constrained import fresh_constraint
 from tests.toy import CPU
@@ -96,3 +96,19 @@ def test_grammars_want_logits(batch: CycleBatch) -> None:
     assert constrained.has_constraints
     assert constrained.needs_logits
     assert [constrained.constraint(request) for request in range(3)] == [None, constraint, None]
+
+
+def test_a_spare_request_has_no_row_wherever_it_stands() -> None:
+    anchors = Anchors(
+        seats=torch.tensor([-1, 4, -1, 2, -1]),
+        anchor_token_ids=torch.tensor([0, 40, 0, 41, 0]),
+        anchor_positions=torch.tensor([0, 7, 0, 9, 0]),
+        draft_lengths=torch.tensor([-1, 1, -1, 0, -1]),
+    )
+    packed = pack_rows(anchors, torch.tensor([[0], [50], [0], [60], [0]]), num_rows=4)
+    assert packed.rows.token_ids[:3].tolist() == [40, 50, 41]
+    assert packed.rows.seats.tolist() == [4, 4, 2, -1]
+    assert packed.rows.positions.tolist() == [7, 8, 9, 0]
+    assert packed.owners[:3].tolist() == [1, 1, 3]
+    assert packed.row_index[[1, 3]].tolist() == [[0, 1], [2, 2]]
+    assert int(packed.row_index.max()) < 4  # there is something to read, if nothing to mean

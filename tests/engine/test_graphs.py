@@ -1,7 +1,7 @@
 """The device's cycle, run as it is on a CPU: the twin of what CUDA replays, and equal to `run_cycle` in all it leaves.
 
-Seen red: spare requests with a length of 0; the last request's drafts dropped; a planned count left out; the tokens
-of an aborted request taken; a `tolist` in `pack_rows`.
+Seen red: the last request's drafts left out; a planned count left out; the tokens of an aborted request taken; an `item`
+in `pack_rows`.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class DeviceScript:
         slots = torch.arange(draft_length, device=CUDA)
         places = (anchors.anchor_positions[:, None] + 1 + slots).clamp_max(CONTEXT_LENGTH - 1)
         drafts = self.texts[anchors.seats.clamp_min(0)[:, None], places]
-        is_spoiled = slots == (anchors.anchor_positions * 3 % (MAX_DRAFTS + 1))[:, None]
+        is_spoiled = slots == (anchors.anchor_positions // 3 % (MAX_DRAFTS + 1))[:, None]
         return point_mass_block(torch.where(is_spoiled, (drafts + 1) % VOCAB, drafts), torch.float32)
 
     def commit(self, taps: Tensor, seats: Tensor, positions: Tensor) -> None:

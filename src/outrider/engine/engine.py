@@ -424,6 +424,10 @@ class Engine:
         """The chunk with its text; what its cycle committed can be shared, before a window gives it up."""
         if request.finish_reason is None and request.seat >= 0:
             self._settle(request)
+            if self._under_way:  # for the cycle under way and the one after it
+                num_rows = min(2 * (request.draft_length + 1), self.config.max_block_rows)
+                num_committed = request.anchor_position
+                self.scheduler.space.reserve_ahead(request.seat, num_committed=num_committed, num_rows=num_rows)
         return request.spell(chunk)
 
     def _prefill(self) -> list[Chunk]:

@@ -75,13 +75,14 @@ class DeviceCycle:
     ) -> None:
         """`proposer` is None or replayable (`is_replayable`); `rows_per_pass` is the only bucket of rows, if given."""
         self.target, self.caches, self.proposer, self.rows_per_pass = target, caches, proposer, rows_per_pass
-        longest = proposer.max_draft_length if proposer is not None else 0
+        self.max_seats, longest = max_seats, proposer.max_draft_length if proposer is not None else 0
         self.draft_buckets = sorted({default_draft_length, longest} - {0})
         self.graphs, device, is_cuda = Graphs(target.device), target.device, target.device.type == "cuda"
         self._sent = torch.tensor(SPARE_REQUEST)[:, None].repeat(1, max_seats)
         self._received = torch.zeros(max_seats, NUM_COUNTS + longest, dtype=torch.int64)
         if is_cuda:
             self._sent, self._received = self._sent.pin_memory(), self._received.pin_memory()
+        self._sent_numbers = self._sent.numpy()
         self._requests, self._decided = self._sent.to(device, copy=True), self._received.to(device, copy=True)
         self._drafts = torch.zeros(max_seats, longest, dtype=torch.int64, device=device)
         self._done = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
@@ -92,7 +93,7 @@ class DeviceCycle:
 
         DrafterFault where the drafter fails; nothing of the cycle counts then.
         """
-        sent, num_requests, longest = self._sent.numpy(), len(requests), max(lengths)
+        sent, num_requests, longest = self._sent_numbers, len(requests), max(lengths)
         sent[:, num_requests:] = [[value] for value in SPARE_REQUEST]
         sent[0, :num_requests] = [request.seat for request in requests]
         sent[1, :num_requests] = [request.anchor_token_id for request in requests]
@@ -103,7 +104,7 @@ class DeviceCycle:
         self._requests.copy_(self._sent, non_blocking=True)
         if longest > 0:
             draft_length = next(bucket for bucket in self.draft_buckets if bucket >= longest)
-            self._run_draft(bucket_of(num_requests, most=len(self._drafts)), draft_length)
+            self._run_draft(bucket_of(num_requests, most=self.max_seats), draft_length)
         self._run_verify(self.rows_per_pass or bucket_of(num_requests + sum(lengths)))
         self._received.copy_(self._decided, non_blocking=True)
         if self._done is not None:
@@ -127,8 +128,7 @@ class DeviceCycle:
     def warm_up(self, max_rows: int) -> None:
         """Capture what a running engine is likely to need, for up to so many rows, with no request in it."""
         self._requests.copy_(torch.tensor(SPARE_REQUEST)[:, None].expand_as(self._requests))
-        max_seats = len(self._drafts)
-        for num_requests in buckets_up_to(max_seats, most=max_seats):
+        for num_requests in buckets_up_to(self.max_seats, most=self.max_seats):
             for draft_length in self.draft_buckets[:1]:
                 self._run_draft(num_requests, draft_length)
         for num_rows in [self.rows_per_pass] if self.rows_per_pass else buckets_up_to(max_rows):
@@ -149,7 +149,7 @@ class DeviceCycle:
 
     def _verify(self, num_rows: int) -> None:
         """All that follows the drafts, for all requests that there can be."""
-        anchors = self._anchors(len(self._drafts))
+        anchors = self._anchors(self.max_seats)
 
         def judge(hidden: Tensor, row_index: Tensor) -> Judged:
             return accept_best(anchors, self._drafts, self.target, hidden, row_index)

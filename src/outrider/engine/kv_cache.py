@@ -37,12 +37,16 @@ class PageTable:
         self._entries = self._host.numpy()
         self._copied = torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
 
-    def set(self, seat: int, column: int, page: int) -> None:
-        """Change an entry; a device sees it from the next pass after `flush` on."""
+    def set(self, seat: int, column: int | slice, page: int) -> None:
+        """Change entries; a device sees it from the next pass after `flush` on."""
         if self._copied is not None and not self._is_stale:
             self._copied.synchronize()  # the last copy may still be waiting for its turn
             self._is_stale = True
         self._entries[seat, column] = page
+
+    def clear(self, seat: int) -> None:
+        """A seat without pages."""
+        self.set(seat, slice(None), -1)
 
     def flush(self) -> None:
         """Let passes launched from now on see what was set."""
@@ -75,12 +79,6 @@ class PageGroup:
     def first_visible(self, position: int, page_size: int) -> int:
         """First logical page that the row at `position` may see; a drafter's windows reach one further than a row's."""
         return 0 if self.plan.window is None else max(0, position - self.plan.window) // page_size
-
-    def next_to_drop(self, position: int, page_size: int) -> int | None:
-        """The first later position whose row sees fewer pages than the one at `position`; None if there is none."""
-        if self.plan.window is None:
-            return None
-        return self.plan.window + (self.first_visible(position, page_size) + 1) * page_size
 
     def map(self, seat: int, logical: int, page: int) -> None:
         """Give a seat a page it holds already."""
@@ -138,16 +136,12 @@ class KvCache:
     drafter_caches: LayerCaches
     groups: list[PageGroup]
     page_keys: list[list[bytes]] = field(init=False)  # of each seat's whole pages, as far as it was published
-    _ready: list[range] = field(init=False)
-    """Of each seat, positions that are writable, and from the first of them on there is nothing to give up."""
-    _steady_until: list[int] = field(init=False)
-    """Of each seat, the first committed position after those at which a page is given up next."""
+    _writable: list[range] = field(init=False)  # positions of each seat, as far as `reserve` said so last
 
     def __post_init__(self) -> None:
         """All seats are empty."""
         self.page_keys = [[] for _ in range(self.plan.num_seats)]
-        self._ready = [range(0)] * self.plan.num_seats
-        self._steady_until = [0] * self.plan.num_seats
+        self._writable = [range(0)] * self.plan.num_seats
 
     @staticmethod
     def allocate(
@@ -196,9 +190,7 @@ class KvCache:
         A verify pass has draft length + 1 rows. Pages wholly before the window of row num_committed are given up
         first, whether or not there is room. On False nothing was taken, and nothing else changed.
         """
-        ready, size = self._ready[seat], self.plan.page_size
-        if ready.start <= num_committed < self._steady_until[seat] and num_committed + num_rows <= ready.stop:
-            return True  # most cycles stay in a page that the seat has
+        size = self.plan.page_size
         written = range(num_committed // size, (num_committed + num_rows - 1) // size + 1)
         for group in self.groups:
             first = group.first_visible(num_committed, size)
@@ -215,10 +207,13 @@ class KvCache:
             assert all(group.pool.is_writable(group.pages[seat][logical]) for logical in written), (
                 f"seat {seat} would write into a page that others may read"
             )
-        self._ready[seat] = range(num_committed, written.stop * size)
-        drops = [group.next_to_drop(num_committed, size) for group in self.groups]
-        self._steady_until[seat] = min((drop for drop in drops if drop is not None), default=written.stop * size)
+        self._writable[seat] = range(num_committed, written.stop * size)
         return True
+
+    def is_reserved(self, seat: int, *, num_committed: int, num_rows: int) -> bool:
+        """True if the positions that `reserve` would make writable are; nothing is given up."""
+        writable = self._writable[seat]
+        return writable.start <= num_committed and num_committed + num_rows <= writable.stop
 
     def flush(self) -> None:
         """Let passes see the pages that seats have now; before each pass."""
@@ -228,10 +223,12 @@ class KvCache:
     def release(self, seat: int) -> None:
         """Empty a seat. Its published pages stay findable until their memory is needed, the beginning longest."""
         for group in self.groups:
-            for logical in sorted(group.pages[seat], reverse=True):
-                group.drop(seat, logical)
+            for _, page in sorted(group.pages[seat].items(), reverse=True):
+                group.pool.let_go(page)
+            group.pages[seat].clear()
+            group.page_table.clear(seat)
             group.named[seat].clear()
-        self.page_keys[seat], self._ready[seat] = [], range(0)
+        self.page_keys[seat], self._writable[seat] = [], range(0)
 
     def match_prefix(self, token_ids: Sequence[int], *, salt: bytes = b"") -> int:
         """Tokens at the beginning of a prompt whose rows need not be run: whole pages, and never all of the prompt.
@@ -267,8 +264,8 @@ class KvCache:
         num_known = len(keys)
         _extended(keys, token_ids, len(token_ids) // size, size, salt)
         if len(keys) > num_known:
-            ready = self._ready[seat]
-            self._ready[seat] = range(max(ready.start, len(keys) * size), ready.stop)
+            writable = self._writable[seat]
+            self._writable[seat] = range(max(writable.start, len(keys) * size), writable.stop)
             for group in self.groups:
                 group.publish(seat, keys, num_known, boundaries, size)
 
