@@ -14,7 +14,15 @@ from outrider.backends.floor import CycleBytes
 from outrider.engine.engine import EngineConfig
 from outrider.errors import ConfigError
 
-WORK = DecodeWork(target="tiny", prompt_tokens=20, max_tokens=9, num_runs=2, device="cpu", is_exactness_checked=True)
+WORK = DecodeWork(
+    target="tiny",
+    prompt_tokens=20,
+    max_tokens=9,
+    prefill_rows=8,  # a batch takes several steps to prefill
+    num_runs=2,
+    device="cpu",
+    is_exactness_checked=True,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -47,7 +47,8 @@ def test_logits_that_depend_on_how_many_rows_there_are_do_not_pass(is_touched: C
 
     models.target.best = best  # type: ignore[method-assign]
     single = replace(CONFIG, max_seats=1)
-    assert not check_exact(models, single, PROMPTS[:1], draft_length=5, num_tokens=12)
+    for drafter in (None, models.drafter):
+        assert not check_exact(Models(models.target, drafter), single, PROMPTS[:1], draft_length=5, num_tokens=12)
 
 
 def test_every_count_of_accepted_drafts_occurs() -> None:
