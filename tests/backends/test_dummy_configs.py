@@ -30,6 +30,6 @@ def test_configs_are_written_for_engines_that_read_directories(name: str, tmp_pa
 
 def test_what_one_caller_changes_no_other_sees() -> None:
     dummy_target_config("tiny")["hidden_size"] = 1
-    assert dummy_target_config("tiny")["hidden_size"] == 64
+    assert dummy_target_config("tiny")["hidden_size"] == 256
     dummy_drafter_config("tiny").pop("dflash_config")
     assert dummy_drafter_config("tiny")["dflash_config"]["target_layer_ids"] == [1, 3]

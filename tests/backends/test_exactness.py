@@ -30,7 +30,7 @@ def tiny(kernels: object = None) -> Models:
 def test_row_invariant_kernels_are_exact() -> None:
     models = tiny()
     assert models.target.kernels.row_invariant
-    assert check_exact(models, CONFIG, PROMPTS, draft_length=5, num_tokens=24)
+    assert check_exact(models, CONFIG, PROMPTS, draft_length=5, num_tokens=16)
     assert check_exact(models, CONFIG, PROMPTS, draft_length=0, num_tokens=8)
 
 
@@ -47,14 +47,15 @@ def test_logits_that_depend_on_how_many_rows_there_are_do_not_pass(is_touched: C
 
     models.target.best = best  # type: ignore[method-assign]
     single = replace(CONFIG, max_seats=1)
-    assert not check_exact(models, single, PROMPTS[:1], draft_length=5, num_tokens=24)
+    for drafter in (None, models.drafter):
+        assert not check_exact(Models(models.target, drafter), single, PROMPTS[:1], draft_length=5, num_tokens=12)
 
 
 def test_every_count_of_accepted_drafts_occurs() -> None:
     models = tiny()
     plain = answer_all(make_engine(models.target, None, None, CONFIG), PROMPTS, 40)
     engine = make_engine(models.target, None, None, CONFIG)
-    engine.proposer = SpoiledProposer(plain, max_draft_length=3, vocab_size=512, tap_layers=())
+    engine.proposer = SpoiledProposer(plain, max_draft_length=3, vocab_size=1024, tap_layers=())
     request = engine.add(PROMPTS[0], SamplingParams(max_tokens=40, ignore_eos=True))
     while engine.has_work:
         engine.step()
@@ -64,7 +65,7 @@ def test_every_count_of_accepted_drafts_occurs() -> None:
 
 
 def test_a_text_that_nobody_knows_gets_drafts_all_the_same() -> None:
-    proposer = SpoiledProposer([[5, 6, 7, 8]], max_draft_length=2, vocab_size=512, tap_layers=())
+    proposer = SpoiledProposer([[5, 6, 7, 8]], max_draft_length=2, vocab_size=1024, tap_layers=())
     assert proposer._drafts((5,), 2, 2) == [6, 7]
     assert proposer._drafts((5, 6), 2, 1) == [7, 9]
     assert proposer._drafts((5, 6, 7), 2, 2) == [8, 0]

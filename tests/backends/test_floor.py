@@ -22,20 +22,19 @@ def test_the_tiny_pair_by_hand() -> None:
     models = outlined("tiny")
     found = cycle_bytes(models.target, models.drafter, context_tokens=100, batch=3)
     assert found is not None
-    mlp, size = 3 * 64 * 128, 64
-    sliding = 2 * size * 4 * 32 + 2 * size * 2 * 32 + mlp  # q and o, k and v
-    full = 2 * size * 4 * 64 + size * 64 + mlp  # q and o, one matrix for keys and values
+    mlp, size = 3 * 256 * 512, 256
+    sliding = 2 * size * 4 * 128 + 2 * size * 2 * 128 + mlp  # q and o, k and v
+    full = 2 * size * 4 * 256 + size * 256 + mlp  # q and o, one matrix for keys and values
     taps = size * 2 * size
     assert found.verify == {
         "products": 2 * (5 * sliding + full + taps),
-        "head": 2 * 512 * size,
-        "attention": 3 * 2 * (5 * 2 * 2 * 32 * 32 + 2 * 1 * 64 * 100),
+        "head": 2 * 1024 * size,
+        "attention": 3 * 2 * (5 * 2 * 2 * 128 * 32 + 2 * 1 * 256 * 100),
     }
-    layer = 2 * size * 4 * 32 + 2 * size * 2 * 32 + mlp
     assert found.draft == {
-        "products": 2 * 2 * layer,
-        "head": 2 * 512 * size,
-        "attention": 3 * 2 * (2 * 2 * 32 * 48 + 2 * 2 * 32 * 100),
+        "products": 2 * 2 * sliding,
+        "head": 2 * 1024 * size,
+        "attention": 3 * 2 * (2 * 2 * 128 * 48 + 2 * 2 * 128 * 100),
     }
     assert found.total == sum(found.draft.values()) + sum(found.verify.values())
 

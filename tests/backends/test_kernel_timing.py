@@ -59,9 +59,9 @@ def test_all_products_and_attention_on_all_sets() -> None:
     assert {row["rows"] for row in rows if row["name"] == "down"} == {1, 4}
     assert all(row["same_as_alone"] for row in rows if row["kernels"] == "cpu")
     down = next(row for row in rows if row["name"] == "down")
-    assert down["floor_ms"] == pytest.approx(4 * 64 * 128 / 1e6)
+    assert down["floor_ms"] == pytest.approx(4 * 256 * 512 / 1e6)
     windowed = next(row for row in rows if row["name"] == "attention sliding")
-    assert windowed["floor_ms"] == pytest.approx(4 * 2 * 32 * 2 * 32 / 1e6)
+    assert windowed["floor_ms"] == pytest.approx(4 * 2 * 32 * 2 * 128 / 1e6)
 
 
 def test_products_are_those_that_a_31b_multiplies_with() -> None:

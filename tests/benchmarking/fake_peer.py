@@ -1,4 +1,4 @@
-"""A package that calls itself vllm and takes half a millisecond a token, for tests of what starts the peer and reads it."""
+"""A package that calls itself vllm and takes half a millisecond a token, for tests of what starts it."""
 
 from __future__ import annotations
 

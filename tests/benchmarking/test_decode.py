@@ -48,11 +48,14 @@ def test_what_is_no_list_or_accepts_too_much_is_refused(
         plan_cells(lengths, batches, accepted)
 
 
-def ours(tokens_per_s: float, *, floor_share: float | None = 0.8) -> dict[str, Any]:
+def ours(
+    tokens_per_s: float, *, floor_share: float | None = 0.8, acceptance_length: float | None = 5.23
+) -> dict[str, Any]:
     cell = {
         "num_speculative_tokens": 7,
         "batch": 1,
-        "acceptance_length": 5.23,
+        "acceptance_length": acceptance_length,
+        "measured_acceptance_length": 5.1,
         "tokens_per_s": tokens_per_s,
         "ms_per_cycle": 20.0,
         "floor_share": floor_share,
@@ -65,6 +68,7 @@ def ours(tokens_per_s: float, *, floor_share: float | None = 0.8) -> dict[str, A
         "row_invariant": True,
         "weights_s": 1.0,
         "read_tb_per_s": 4.4,
+        "is_synthetic": True,
         "work": {"target": "31b", "prompt_tokens": 512, "max_tokens": 512},
         "cells": [cell],
         "environment": {"python": "3.12"},
@@ -96,7 +100,8 @@ def test_a_summary_is_the_mean_of_ours_beside_the_peer() -> None:
         "bit_exact": True,
         "ms_per_cycle": 20.0,
     }
-    (alone,) = summarize([ours(280.0, floor_share=None)])
+    (alone,) = summarize([ours(280.0, floor_share=None, acceptance_length=None)])
+    assert alone["acceptance_length"] == 5.1
     assert (alone["peer_tokens_per_s"], alone["ratio"], alone["floor_share"]) == (None, None, None)
 
 

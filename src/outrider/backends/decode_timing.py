@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ from outrider.engine.state import RequestState
 from outrider.errors import ConfigError
 from outrider.kernels.ops import select_kernels
 
-WARMUP_TOKENS = 16
+READY_TOKENS = 16  # an engine is ready when it has written so many a request
+WARMUP_TOKENS = 64  # and warm after so many more
 EXACT_TOKENS = 64
 LOWEST_ID, HIGHEST_ID = 8, 200_000  # of random prompts: past the special tokens
 
@@ -103,7 +105,7 @@ def time_decoding(work: DecodeWork, cells: Sequence[Cell], *, progress: Callable
         "target": work.target,
         "kernels": models.target.kernels.name,
         "row_invariant": models.target.kernels.row_invariant,
-        "is_synthetic": True,
+        "is_synthetic": any(cell.num_speculative_tokens and cell.acceptance_length for cell in cells),
         "weights_s": weights_s,
         "read_tb_per_s": bandwidth / 1e12,
         "work": asdict(work),
@@ -161,9 +163,9 @@ def time_cell(
     progress(f"{name} boot")
     started = time.perf_counter()
     engine = make_engine(models.target, drafter, None, config)
-    warmup = replace(work, max_tokens=min(WARMUP_TOKENS, work.max_tokens))
-    run_batch(engine, warmup, cell, run="warm-up")
+    run_batch(engine, replace(work, max_tokens=min(READY_TOKENS, work.max_tokens)), cell, run="ready")
     ready_s = time.perf_counter() - started
+    run_batch(engine, replace(work, max_tokens=min(WARMUP_TOKENS, work.max_tokens)), cell, run="warm-up")
     rows = []
     for run in range(work.num_runs):
         progress(f"{name} run {run + 1}")
@@ -226,15 +228,13 @@ def begin_batch(engine: Engine, work: DecodeWork, cell: Cell, *, run: str) -> li
 
 
 def pooled_figures(rows: Sequence[dict[str, Any]], needed: CycleBytes | None, *, bandwidth: float) -> dict[str, Any]:
-    """Figures of a cell over all its runs: ratios of sums, percentiles of all gaps together."""
-    seconds, num_cycles = sum(row["decode_s"] for row in rows), sum(row["num_cycles"] for row in rows)
-    num_tokens = sum(row["num_decoded_tokens"] for row in rows)
+    """Figures of a cell: medians of its runs, as the peer's are, and percentiles of all gaps together."""
     gaps = [gap for row in rows for gap in row["gaps_us"]]
-    ms = 1e3 * seconds / num_cycles
+    ms = median(1e3 * row["decode_s"] / row["num_cycles"] for row in rows)
     return {
-        "tokens_per_s": metrics.tokens_per_s(num_tokens=num_tokens, seconds=seconds),
+        "tokens_per_s": median(row["num_decoded_tokens"] / row["decode_s"] for row in rows),
         "ms_per_cycle": ms,
-        "prefill_s": sum(row["prefill_s"] for row in rows) / len(rows),
+        "prefill_s": median(row["prefill_s"] for row in rows),
         "bytes_per_cycle": needed.total if needed else None,
         **floor_figures(ms, needed.total if needed else None, bandwidth),
         "gap_p50_us": metrics.percentile(gaps, 0.5),

@@ -112,7 +112,7 @@ def summarize(
                 "target": ours[0]["target"],
                 "num_speculative_tokens": key[0],
                 "batch": key[1],
-                "acceptance_length": cells[0]["acceptance_length"],
+                "acceptance_length": cells[0]["acceptance_length"] or cells[0]["measured_acceptance_length"],
                 "tokens_per_s": ours_per_s,
                 "peer_tokens_per_s": peer_per_s,
                 "ratio": ours_per_s / peer_per_s if peer_per_s else None,
@@ -151,5 +151,5 @@ def _our_arm(name: str, result: dict[str, Any]) -> dict[str, Any]:
         "backend": "local",
         "target": result["target"],
         "drafter": f"{result['target']}-dflash",
-        "settings": {**settings, "weights": "dummy", "acceptance": "synthetic"},
+        "settings": {**settings, "weights": "dummy", "is_synthetic": result["is_synthetic"]},
     }
