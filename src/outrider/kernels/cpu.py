@@ -103,6 +103,7 @@ class CpuKernels:
 
     name = "cpu"
     row_invariant = True
+    reads_low_bit = False  # but int8 in groups, whatever the group
 
     def __init__(self, library: ctypes.CDLL, *, num_threads: int) -> None:
         """Call `library`, compiled from cpu.c, with `num_threads` threads (the process has one pool for all sets)."""

@@ -153,6 +153,17 @@ def product_kernel(
     tl.store(outputs + place, values, mask=is_written)
 
 
+@triton.jit
+def store_best(sums, best_values, best_ids, columns, rows, num_rows, num_outputs):
+    """Of one tile of sums [outputs, rows]: the largest of each row and its column, where best_of_tiles_kernel reads."""
+    is_nan = tl.max((sums != sums).to(tl.int32), axis=0) > 0
+    sums = tl.where((columns < num_outputs)[:, None] & (sums == sums), sums, float("-inf"))
+    values, places = tl.max(sums, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    at = tl.program_id(1).to(tl.int64) * num_rows + rows
+    tl.store(best_values + at, tl.where(is_nan, float("nan"), values), mask=rows < num_rows)
+    tl.store(best_ids + at, tl.program_id(1) * columns.shape[0] + places, mask=rows < num_rows)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def best_kernel(
     inputs, weight, best_values, best_ids, cap, num_rows, num_inputs, num_outputs,
@@ -179,12 +190,7 @@ def best_kernel(
         sums = tl.dot(part, tl.trans(row_part), sums)
     if IS_CAPPED:
         sums = capped(sums, cap)
-    is_nan = tl.max((sums != sums).to(tl.int32), axis=0) > 0
-    sums = tl.where((columns < num_outputs)[:, None] & (sums == sums), sums, float("-inf"))
-    values, places = tl.max(sums, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    at = output_tile.to(tl.int64) * num_rows + rows
-    tl.store(best_values + at, tl.where(is_nan, float("nan"), values), mask=has_row)
-    tl.store(best_ids + at, output_tile * TILE_O + places, mask=has_row)
+    store_best(sums, best_values, best_ids, columns, rows, num_rows, num_outputs)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -283,9 +289,15 @@ class Products:
             TILE_O=tile_outputs, TILE_R=tiles.rows, DEPTH=tiles.depth, IS_CAPPED=cap is not None,
             IS_WHOLE=num_inputs % tiles.depth == 0, num_stages=3, num_warps=tiles.num_warps,
         )  # fmt: skip
-        values, ids = tile_values.new_empty(num_rows), tile_ids.new_empty(num_rows, dtype=torch.int64)
-        best_of_tiles_kernel[(num_rows,)](tile_values, tile_ids, values, ids, num_rows, grid[1], BLOCK=1024)
-        return values, ids
+        return best_of_tiles(tile_values, tile_ids)
+
+
+def best_of_tiles(tile_values: Tensor, tile_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest of the tiles' largest [T, R] of each row, float32 [R], and its index int64 [R]."""
+    num_tiles, num_rows = tile_values.shape
+    values, ids = tile_values.new_empty(num_rows), tile_ids.new_empty(num_rows, dtype=torch.int64)
+    best_of_tiles_kernel[(num_rows,)](tile_values, tile_ids, values, ids, num_rows, num_tiles, BLOCK=1024)
+    return values, ids
 
 
 def merged(weights: Sequence[Tensor]) -> Tensor | None:

@@ -36,6 +36,7 @@ class Kernels(Protocol):
 
     name: str
     row_invariant: bool  # True where the contract above holds bit for bit
+    reads_low_bit: bool  # True where matrices as in `low_bit.py` are multiplied as they are, not dequantised
 
     def own_threads(self) -> AbstractContextManager[None]:
         """Decode inside this: torch keeps out of the way of a set that has threads of its own."""

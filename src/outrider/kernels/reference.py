@@ -31,6 +31,7 @@ class TorchKernels:
 
     name = "torch"
     row_invariant = False  # torch picks another product for another number of rows
+    reads_low_bit = False
 
     def __init__(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         """Weights are kept dequantised, in `dtype` on `device`."""

@@ -24,6 +24,7 @@ from outrider.models.drafter_config import DrafterConfig
 from outrider.models.dspark import BlockWalk, ConfidenceHead, MarkovHead
 from outrider.models.gemma import GemmaTarget
 from outrider.models.layers import WeightReader
+from outrider.weights.load_quantization import LoadQuantization
 from outrider.weights.loader import TensorClaims
 from outrider.weights.packed import BlockInt8Weight, DenseWeight, PackedWeight
 
@@ -40,9 +41,16 @@ class DFlashDrafter:
         kernels: Kernels,
         context_length: int,
         source: Path,
+        quantization: str | None = None,
     ) -> None:
+        """`quantization` is one of weights.load_quantization.QUANTIZATIONS, for projections and head."""
         claims = TensorClaims(tensors, source=source)
-        reader = WeightReader(claims, kernels, norm_offset=0.0, dtype=target.dtype, device=target.device)
+        quantize = None
+        if quantization is not None:
+            quantize = LoadQuantization(quantization, kernels.reads_low_bit, target.device)
+        reader = WeightReader(
+            claims, kernels, norm_offset=0.0, dtype=target.dtype, device=target.device, quantize=quantize
+        )
         size, num_taps = config.hidden_size, len(config.target_layer_ids)
         self.config, self.kernels, self.target = config, kernels, target
         self.fc = reader.linear("fc.weight", size, num_taps * size)
@@ -51,8 +59,8 @@ class DFlashDrafter:
         self.layers = [read_layer(reader, index, config) for index in range(len(config.layers))]
         self.draft_to_target = _read_vocabulary(claims, config, source, target.device)
         self.embedding = _read_embedding(claims, config, target, kernels)
-        self.head = _read_head(claims, config, target, kernels, self.draft_to_target)
-        self.markov = MarkovHead.read(reader, config, self.draft_to_target)
+        self.head = _read_head(reader, config, target, self.draft_to_target)
+        self.markov = MarkovHead.read(reader.without_quantization(), config, self.draft_to_target)
         self.confidence = ConfidenceHead.read(reader, config)
         self.skipped_tensors = claims.finish(skip=config.skipped_tensors)
         self.ropes = {
@@ -237,20 +245,21 @@ def _read_embedding(claims: TensorClaims, config: DrafterConfig, target: GemmaTa
     return target.embedding if _are_equal(weight, target.stored_embedding) else kernels.pack(weight)
 
 
-def _read_head(
-    claims: TensorClaims,
-    config: DrafterConfig,
-    target: GemmaTarget,
-    kernels: Kernels,
-    draft_to_target: Tensor | None,
-) -> Any:
+def _read_head(reader: WeightReader, config: DrafterConfig, target: GemmaTarget, draft_to_target: Tensor | None) -> Any:
     """The matrix that gives draft logits, [Vd, N]."""
-    if "lm_head.weight" in claims:
-        weight = claims.take("lm_head.weight", (config.draft_vocab_size, config.hidden_size))
-        return target.embedding if _are_equal(weight, target.stored_embedding) else kernels.pack(weight)
+    if "lm_head.weight" in reader.claims:
+        own = reader.claims.take("lm_head.weight", (config.draft_vocab_size, config.hidden_size))
+        return _targets_head(reader, target) if _are_equal(own, target.stored_embedding) else reader.pack(own)
     if draft_to_target is None:
+        return _targets_head(reader, target)
+    return reader.pack(select_rows(target.stored_embedding, draft_to_target.cpu()))
+
+
+def _targets_head(reader: WeightReader, target: GemmaTarget) -> Any:
+    """The target's own table, or a quantised copy where drafting reads fewer bytes of it: memory for time."""
+    if reader.quantize is None or not reader.kernels.reads_low_bit or not isinstance(target.embedding, Tensor):
         return target.embedding
-    return kernels.pack(select_rows(target.stored_embedding, draft_to_target.cpu()))
+    return reader.pack(DenseWeight("lm_head.weight", target.embedding))
 
 
 def _are_equal(weight: PackedWeight, other: PackedWeight) -> bool:

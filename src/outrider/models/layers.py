@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,19 +23,38 @@ class WeightReader:
     """Takes tensors from a checkpoint by name and shape, once each, in the form the kernels want."""
 
     def __init__(
-        self, claims: TensorClaims, kernels: Kernels, *, norm_offset: float, dtype: torch.dtype, device: torch.device
+        self,
+        claims: TensorClaims,
+        kernels: Kernels,
+        *,
+        norm_offset: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantize: Callable[[PackedWeight], PackedWeight] | None = None,
     ) -> None:
-        self.claims, self.kernels = claims, kernels
+        """`quantize` is applied to the matrices of `linear`, `linears` and `pack` before they are packed."""
+        self.claims, self.kernels, self.quantize = claims, kernels, quantize
         self.norm_offset, self.dtype, self.device = norm_offset, dtype, device
+
+    def without_quantization(self) -> WeightReader:
+        """The same, for matrices that stay as they are stored."""
+        return WeightReader(
+            self.claims, self.kernels, norm_offset=self.norm_offset, dtype=self.dtype, device=self.device
+        )
 
     def linear(self, name: str, out_features: int, in_features: int) -> Any:
         """A packed matrix [out, in] for `Kernels.linear`."""
-        return self.kernels.pack(self.claims.take(name, (out_features, in_features)))
+        return self.pack(self.claims.take(name, (out_features, in_features)))
 
     def linears(self, names: Sequence[str], out_features: Sequence[int], in_features: int) -> list[Any]:
         """Packed matrices [out_i, in] that are multiplied with the same inputs."""
         shapes = [(each, in_features) for each in out_features]
-        return self.kernels.pack_together([self.claims.take(*claim) for claim in zip(names, shapes, strict=True)])
+        stored = [self.claims.take(*claim) for claim in zip(names, shapes, strict=True)]
+        return self.kernels.pack_together(stored if self.quantize is None else list(map(self.quantize, stored)))
+
+    def pack(self, stored: PackedWeight) -> Any:
+        """A matrix [out, in] that was taken, for `Kernels.linear`."""
+        return self.kernels.pack(stored if self.quantize is None else self.quantize(stored))
 
     def norm(self, name: str, size: int) -> Tensor:
         """A norm weight [size], offset included, in at least float32."""
