@@ -82,7 +82,7 @@ def _oldest(start, end, ring):
 
 
 @triton.jit
-def _part_kernel(
+def attention_part_kernel(
     queries,
     keys,
     values,
@@ -119,27 +119,25 @@ def _part_kernel(
     row = tl.program_id(2)
     group = tl.program_id(1) % NUM_GROUPS
     RUN_ROWS: tl.constexpr = QUERY_ROWS // HEADS_A_GROUP
-    seat = tl.load(spans + row * SPAN_SIZE)
-    if seat < 0:
-        return
-    if (row % RUN_ROWS > 0) & (tl.load(spans + tl.maximum(row - 1, 0) * SPAN_SIZE) == seat):
-        return
 
-    # Which row and head each line of the tile is, and what it sees.
+    # Which row and head each line of the tile is, and what it sees. All at once, since loads that wait for each other
+    # would cost more than the keys.
     lines = tl.arange(0, QUERY_ROWS)
     offsets = lines // HEADS_A_GROUP
     fits = (offsets < RUN_ROWS - row % RUN_ROWS) & (row + offsets < num_rows)
-    seats = tl.load(spans + (row + offsets) * SPAN_SIZE, mask=fits, other=-1)
-    inside = fits & (offsets < tl.min(tl.where(seats == seat, RUN_ROWS, offsets)))
     line_rows = (row + offsets).to(tl.int64)
     heads = group * HEADS_A_GROUP + lines % HEADS_A_GROUP
-    if FRESH_PART:
-        starts = tl.load(spans + line_rows * SPAN_SIZE + 3, mask=inside, other=0)
-        ends = tl.load(spans + line_rows * SPAN_SIZE + 4, mask=inside, other=0)
-    else:
-        ends = tl.load(spans + line_rows * SPAN_SIZE + 2, mask=inside, other=0)
-        starts = tl.load(spans + line_rows * SPAN_SIZE + 1, mask=inside, other=0)
+    seat = tl.load(spans + row * SPAN_SIZE)
+    seat_before = tl.load(spans + tl.maximum(row - 1, 0) * SPAN_SIZE)
+    seats = tl.load(spans + line_rows * SPAN_SIZE, mask=fits, other=-1)
+    SPAN: tl.constexpr = 3 if FRESH_PART else 1
+    starts = tl.load(spans + line_rows * SPAN_SIZE + SPAN, mask=fits, other=0)
+    ends = tl.load(spans + line_rows * SPAN_SIZE + SPAN + 1, mask=fits, other=0)
+    if (seat < 0) | ((row % RUN_ROWS > 0) & (seat_before == seat)):
+        return
+    if not FRESH_PART:
         starts = _oldest(starts, ends, page_size * table_width)
+    inside = fits & (offsets < tl.min(tl.where(seats == seat, RUN_ROWS, offsets)))
     sees = inside & (starts < ends)
     first = tl.min(tl.where(sees, starts, 2147483647))
     end = tl.max(tl.where(sees, ends, 0))
@@ -199,7 +197,7 @@ def _part_kernel(
 
 
 @triton.jit
-def _join_kernel(
+def attention_join_kernel(
     sums,
     largest,
     totals,
@@ -342,7 +340,7 @@ def _attend(
         sources.append((fresh_k[None], fresh_v[None], True))
     for keys, values, is_fresh in sources:
         assert keys.stride() == values.stride() and keys.stride(3) == 1, (keys.stride(), values.stride())  # noqa: PT018
-        _part_kernel[(1 if is_fresh else num_parts, num_groups * num_splits, num_rows)](
+        attention_part_kernel[(1 if is_fresh else num_parts, num_groups * num_splits, num_rows)](
             queries,
             keys,
             values,
@@ -368,7 +366,7 @@ def _attend(
             num_warps=tiling.num_warps,
             **sizes.constants,
         )
-    _join_kernel[(num_rows, num_heads)](
+    attention_join_kernel[(num_rows, num_heads)](
         sums,
         largest,
         totals,
