@@ -9,10 +9,24 @@ import pytest
 import torch
 
 from outrider.backends import decode_timing
-from outrider.backends.decode_timing import Cell, DecodeWork, num_steps, pooled_figures, random_prompt, time_decoding
+from outrider.backends.decode_timing import (
+    Cell,
+    DecodeWork,
+    begin_batch,
+    engine_config,
+    num_steps,
+    pooled_figures,
+    random_prompt,
+    time_decoding,
+)
+from outrider.backends.dummy import build_dummy
 from outrider.backends.floor import CycleBytes
+from outrider.backends.local import make_engine
 from outrider.engine.engine import EngineConfig
 from outrider.errors import ConfigError
+from outrider.kernels.reference import TorchKernels
+
+CPU = torch.device("cpu")
 
 WORK = DecodeWork(
     target="tiny",
@@ -65,6 +79,15 @@ def test_acceptance_is_imposed() -> None:
     work = DecodeWork(target="tiny", prompt_tokens=8, max_tokens=200, num_runs=1, device="cpu")
     found, _ = timed(Cell(num_speculative_tokens=3, batch=1, acceptance_length=3.0), work=work)
     assert found["cells"][0]["measured_acceptance_length"] == pytest.approx(3.0, abs=0.5)
+
+
+def test_a_batch_begins_together() -> None:
+    """Nobody decodes while others are prefilled, so that all that is timed is whole cycles of the whole batch."""
+    kernels, cell = TorchKernels(torch.float32), Cell(num_speculative_tokens=0, batch=3)
+    models = build_dummy("tiny", kernels=kernels, dtype=torch.float32, device=CPU, context_length=30)
+    engine = make_engine(models.target, None, None, engine_config(WORK, cell, models, CPU))
+    requests = begin_batch(engine, WORK, cell, run="0")
+    assert [len(request.output_token_ids) for request in requests] == [1, 1, 1]
 
 
 def test_prompts_differ_by_run_and_request_and_in_nothing_else() -> None:

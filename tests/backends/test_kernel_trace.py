@@ -30,8 +30,8 @@ def marked(*stretches: list[str]) -> list[KernelEvent]:
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("linear_kernel", "products"),
-        ("gated_kernel", "products"),
+        ("product_kernel", "products"),
+        ("gated_kernel", "rows"),
         ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "products"),
         ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16>", "products"),
         ("best_kernel", "head"),
@@ -63,7 +63,7 @@ def test_one_replay_a_cycle_is_verify_and_none_is_a_cycle() -> None:
 
 
 def test_milliseconds_a_cycle_beside_the_floor() -> None:
-    halves = {"verify": [event("linear_kernel", 0, 1500), event("linear_kernel", 2, 2500), event("odd", 3, 10)]}
+    halves = {"verify": [event("product_kernel", 0, 1500), event("product_kernel", 2, 2500), event("odd", 3, 10)]}
     rows = summarize_parts(halves, {"verify": {"products": 4_000_000_000}}, num_cycles=2, bandwidth=4e12)
     assert rows[0] == {
         "half": "verify",

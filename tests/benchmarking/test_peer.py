@@ -48,10 +48,15 @@ def test_a_peer_that_breaks_is_quoted(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_peer_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    plain = plan_cells("0", "1", None)
     with pytest.raises(ConfigError, match="'sglang' is not known; choose one of vllm"):
-        check_peer("sglang", None)
+        check_peer("sglang", None, plain)
     with pytest.raises(ConfigError, match="has no folder vllm"):
-        check_peer("vllm", tmp_path)
+        check_peer("vllm", tmp_path, plain)
     with pytest.raises(ConfigError, match="--peer-site"):
-        check_peer("vllm", None)
-    check_peer("vllm", write_site(tmp_path / "site"))
+        check_peer("vllm", None, plain)
+    site = write_site(tmp_path / "site")
+    check_peer("vllm", site, plain)
+    check_peer("vllm", site, plan_cells("0,7", "1", "5"))
+    with pytest.raises(ConfigError, match="Give --acceptance-length"):
+        check_peer("vllm", site, plan_cells("0,7", "1", None))

@@ -1,7 +1,7 @@
 """The device's cycle, run as it is on a CPU: the twin of what CUDA replays, and equal to `run_cycle` in all it leaves.
 
-Seen red: the last request's drafts left out; a planned count left out; the tokens of an aborted request taken; an `item`
-in `pack_rows`.
+Seen red: the last request's drafts left out; a planned count left out; the tokens of an aborted request taken;
+numbers read in `pack_rows`, or brought to it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from outrider.engine.rejection import DraftBlock
 from outrider.models.drafter_config import MarkovKind
 from tests.cases.common import snapshot, toy_proposer
 from tests.counted_space import CountedSpace
+from tests.paged import paged_engine
 from tests.scripted import ScriptedProposer, TableTarget, make_test_engine, run_requests
 from tests.toy import reference_greedy, toy_drafter, toy_dspark, toy_target
 
@@ -159,6 +160,14 @@ def test_a_preempted_request_writes_the_same(num_pages: int) -> None:
     assert [each[0] for each in found] == [reference_greedy(TARGET, prompt, NUM_TOKENS) for prompt in PROMPTS]
 
 
+def test_pages_are_reserved_ahead_and_come_back() -> None:
+    engine, kv_cache = paged_engine(TARGET, toy_drafter(TARGET), max_seats=3)
+    found = finished(on_device(engine), RAGGED)
+    assert [each[0] for each in found] == [reference_greedy(TARGET, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    kv_cache.assert_consistent()
+    assert kv_cache.num_free_pages == kv_cache.num_pages
+
+
 def test_a_request_may_be_dropped_while_its_cycle_is_under_way() -> None:
     engine = on_device(make_test_engine(TARGET, PROPOSERS["dflash"](), max_seats=2))
     dropped, kept = engine.add(PROMPTS[0], GREEDY), engine.add(PROMPTS[2], GREEDY)
@@ -234,11 +243,14 @@ def test_on_a_cpu_it_is_not_used() -> None:
 class NothingRead(TorchDispatchMode):
     """Refuses what would make a device wait for the host, or the host for a device."""
 
-    REFUSED = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh", "is_nonzero", "equal")
+    REFUSED = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "unique", "equal")
+    REFUSED_AS_WELL = ("resolve_conj", "lift_fresh")  # of `tolist`, and of a tensor made from the host's numbers
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        assert not name.startswith(self.REFUSED), f"{name} reads from the device, or brings it a number"
+        assert not name.startswith(self.REFUSED + self.REFUSED_AS_WELL), f"{name} reads from the device or writes to it"
+        masks = [each for index in args[1:2] if name.startswith("index") for each in index if each is not None]
+        assert all(mask.dtype != torch.bool for mask in masks), "a mask decides a shape"
         return func(*args, **(kwargs or {}))
 
 

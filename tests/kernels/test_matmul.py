@@ -1,7 +1,7 @@
 """Products in Triton against torch, and that a row's bits do not depend on its company.
 
-The interpreter multiplies in float16 or float32 only, and by the machine's own product, so that bits are compared where
-sums are exact: on small whole numbers. On a GPU they are compared on noise.
+Interpreted products are the machine's own, so that bits are compared where sums are exact: on small whole numbers. On a
+GPU they are compared on noise.
 Seen red: splits that end elsewhere for another depth, a tile's rows counted from another tile, ties to the higher id,
 NaN lost in the largest, the second matrix of a gate taken for the first.
 """
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.kernels import matmul
+from outrider.kernels.gpu import GpuKernels
+from outrider.kernels.matmul import Limits, Products, choose_tiles, merged, num_splits
 from tests.kernels.triton_mode import DEVICE, DTYPE
-
-from outrider.kernels import matmul  # isort: skip
-from outrider.kernels.matmul import Limits, Products, choose_tiles, merged, num_splits  # isort: skip
 
 HOPPER_LIMITS = Limits(132, 227 << 10, is_hopper=True)
 SMALL_LIMITS = Limits(82, 99 << 10, is_hopper=False)
@@ -156,8 +156,6 @@ def test_every_row_count_gives_the_same_bits_on_a_gpu(name: str) -> None:
 def test_every_row_count_gives_the_same_gate_and_head_on_a_gpu() -> None:
     kernels, inputs = products(), noise(256, 5376)
     gate, up = noise(21_504, 5376, seed=1), noise(21_504, 5376, seed=2)
-    from outrider.kernels.gpu import GpuKernels
-
     set_of_kernels = GpuKernels(DTYPE, DEVICE)
     check_rows(lambda rows: set_of_kernels.gated_linear(rows, gate, up, activation="gelu_tanh"), inputs)
     head = noise(262_144, 5376, seed=3)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import unittest.mock
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from outrider.kernels import attention as paged
 from outrider.kernels import rows
 from outrider.kernels.heads import HeadNorms, HeadRows
 from outrider.kernels.layer_cache import LayerCache
@@ -48,6 +50,22 @@ def finish_heads(shape: str, **changes: Any) -> Callable[[], object]:
     return lambda: rows.finish_heads(projected, norms, table, table, ids(NUM_ROWS), eps=EPS, **options)
 
 
+def attend(
+    shape: str, architecture: int, *, num_fresh: int = 0, table_width: int = TABLE_WIDTH
+) -> Callable[[], object]:
+    """Attention as a GPU of that architecture tiles it."""
+    num_heads, num_groups, size = SHAPES[shape]
+    cache = empty_cache(num_groups, size)._replace(table=empty(NUM_SEATS, table_width, dtype=torch.int32))
+    fresh = empty(num_fresh, num_groups, size) if num_fresh else None
+    queries, spans = empty(NUM_ROWS, num_heads, size), empty(NUM_ROWS, 5, dtype=torch.int32)
+
+    def call() -> object:
+        with unittest.mock.patch.object(paged, "architecture_of", return_value=architecture):
+            return paged.attention(queries, cache, spans, scale=1.0, fresh_k=fresh, fresh_v=fresh)
+
+    return call
+
+
 def cases_for(architecture: int) -> dict[str, Callable[[], object]]:
     """Every case by name, as a GPU of compute capability `architecture` / 10 launches it."""
     wide, norm = empty(NUM_ROWS, WIDE), floats(WIDE)
@@ -60,5 +78,8 @@ def cases_for(architecture: int) -> dict[str, Callable[[], object]]:
         "gated silu": lambda: rows.gated(wide, wide, activation="silu"),
         "embed": lambda: rows.embed(ids(NUM_ROWS), table, scale=2.0),
         **{f"finish_heads {shape}": finish_heads(shape) for shape in SHAPES},
+        **{f"attention {shape}": attend(shape, architecture) for shape in SHAPES},
+        "attention long": attend("full", architecture, table_width=2048),
+        "attention fresh": attend("draft", architecture, num_fresh=16),
         "finish_heads fresh": finish_heads("draft", cache=None, seats=None),
     }

@@ -23,8 +23,8 @@ MARKER = "spin_kernel"  # what torch.cuda._sleep launches
 PARTS = (
     ("attention", r"attention|attend|flash|fmha"),
     ("head", r"best|logits|argmax"),
-    ("products", r"linear|gated|gemm|gemv|cutlass|cublas|nvjet|splitk"),
-    ("rows", r"norm|rope|rotary|cache"),
+    ("products", r"product|gemm|gemv|cutlass|cublas|nvjet|splitk"),
+    ("rows", r"norm|heads|gated|embed"),
     ("copies", r"memcpy|memset|copy|gather|scatter|index"),
 )
 """The part of a kernel is the first whose pattern is found in its name, in lower case; else it is "other"."""

@@ -22,14 +22,18 @@ _NESTED_SITES = ("nvidia_cutlass_dsl/dsl_packages",)
 _UNIFORM_ROUTING = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}  # a router of noise prefers some experts
 
 
-def check_peer(name: str, site: Path | None) -> None:
-    """ConfigError where the peer is not known or not there."""
+def check_peer(name: str, site: Path | None, cells: Sequence[CellPlan]) -> None:
+    """ConfigError where the peer is not known or not there, or where both sides would accept what they like."""
     if name not in PEERS:
         raise ConfigError(f"--peer {name!r} is not known; choose one of {', '.join(PEERS)}.")
     if site is not None and not (site / name).is_dir():
         raise ConfigError(f"--peer-site {site} has no folder {name}. Give the directory that {name} is installed in.")
     if site is None and importlib.util.find_spec(name) is None:
         raise ConfigError(f"{name} is not installed here. Install it, or give --peer-site the directory that has it.")
+    if any(cell.num_speculative_tokens and cell.acceptance_length is None for cell in cells):
+        raise ConfigError(
+            "--peer compares time at one acceptance, which dummy weights have not. Give --acceptance-length."
+        )
 
 
 def run_peer(

@@ -81,7 +81,7 @@ def decode(
     if peer is None:
         ours = [_time_here(settings, cells)]
     else:
-        check_peer(peer, peer_site)
+        check_peer(peer, peer_site, cells)
         ours, theirs = _time_both(settings, lists, cells, site=peer_site, timeout_s=peer_timeout_s)
     if record is not None:
         write_record(decode_record(ours, theirs), record)

@@ -21,7 +21,7 @@ GELU_CUBIC = tl.constexpr(0.044715)
 
 
 @triton.jit
-def _norm_kernel(
+def norm_kernel(
     inputs,
     weight,
     residual,
@@ -66,7 +66,7 @@ def activated(gate, IS_SILU: tl.constexpr):
 
 
 @triton.jit
-def _gated_kernel(
+def gated_kernel(
     inputs, factors, outputs, input_stride, factor_stride, size, IS_SILU: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -78,7 +78,7 @@ def _gated_kernel(
 
 
 @triton.jit
-def _embed_kernel(token_ids, table, outputs, table_stride, size, scale, BLOCK: tl.constexpr):
+def embed_kernel(token_ids, table, outputs, table_stride, size, scale, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
@@ -88,7 +88,7 @@ def _embed_kernel(token_ids, table, outputs, table_stride, size, scale, BLOCK: t
 
 
 @triton.jit
-def _heads_kernel(
+def heads_kernel(
     queries,
     keys,
     values,
@@ -216,7 +216,7 @@ def _launch_norm(
         return
     strides = rows.stride(0), 0 if residual is None else residual.stride(0)
     block = triton.next_power_of_2(size)
-    _norm_kernel[(num_rows,)](
+    norm_kernel[(num_rows,)](
         rows,
         weight,
         residual,
@@ -241,7 +241,7 @@ def gated(inputs: Tensor, factors: Tensor, *, activation: str) -> Tensor:
         grid = len(rows), triton.cdiv(rows.shape[1], BLOCK)
         strides = rows.stride(0), factor_rows.stride(0)
         is_silu = activation == "silu"
-        _gated_kernel[grid](rows, factor_rows, outputs, *strides, rows.shape[1], IS_SILU=is_silu, BLOCK=BLOCK)
+        gated_kernel[grid](rows, factor_rows, outputs, *strides, rows.shape[1], IS_SILU=is_silu, BLOCK=BLOCK)
     return outputs.view(inputs.shape)
 
 
@@ -252,7 +252,7 @@ def embed(token_ids: Tensor, weight: Tensor, *, scale: float = 1.0) -> Tensor:
     if len(token_ids):
         grid = len(token_ids), triton.cdiv(weight.shape[1], BLOCK)
         arguments = token_ids.contiguous(), weight, outputs, weight.stride(0), weight.shape[1], scale
-        _embed_kernel[grid](*arguments, BLOCK=BLOCK)
+        embed_kernel[grid](*arguments, BLOCK=BLOCK)
     return outputs
 
 
@@ -278,7 +278,7 @@ def finish_heads(
         fresh, k_out, v_out = HeadRows(q_out, None, None), cache.keys, cache.values
     num_heads = [0 if heads is None else heads.shape[-2] for heads in (q_out, k_out)]
     if num_rows:
-        _heads_kernel[(num_rows, num_heads[0] + 2 * num_heads[1])](
+        heads_kernel[(num_rows, num_heads[0] + 2 * num_heads[1])](
             queries,
             keys,
             values,

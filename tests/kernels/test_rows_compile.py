@@ -1,0 +1,37 @@
+"""Triton kernels compile for every GPU they are meant for, within its shared memory; none is run.
+
+Attention's are compiled here too, and products' kernels join in `triton_cases`. Seen red: a key tile of 64 positions
+where shared memory holds 99 KiB.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from tests.kernels.triton_compile import SHARED_LIMITS_BYTES, compile_cases
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+MAX_SPILLED_BYTES = 64  # a thread, of stack; more would be seen in the time
+QUICK = ("rms_norm_add_norm", "finish_heads full", "attention small")
+
+
+def check(architecture: int, *names: str) -> None:
+    results = compile_cases(architecture, names)
+    assert set(names) <= set(results), "a name that no case has"
+    for name, launches in results.items():
+        assert launches, f"{name} launched nothing"
+        for taken in launches:
+            assert taken["shared"] <= SHARED_LIMITS_BYTES[architecture], (name, taken)
+            assert taken["spilled"] <= MAX_SPILLED_BYTES, (name, taken)
+
+
+def test_some_kernels_compile_for_hopper() -> None:
+    check(90, *QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", SHARED_LIMITS_BYTES)
+def test_every_kernel_compiles(architecture: int) -> None:
+    check(architecture)
