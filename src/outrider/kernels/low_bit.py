@@ -12,7 +12,7 @@ from outrider.weights.low_bit import Int4Weight
 from outrider.weights.packed import BlockInt8Weight, PackedWeight
 
 INT4_GROUP = 32  # inputs that share a scale
-INT4_BLOCK = 128  # inputs whose halves share bytes
+INT4_BLOCK = 128  # inputs that are multiplied in one step
 _ROWS_AT_A_TIME = 8192  # of a matrix that is laid out anew, so that its unpacked copy stays small
 
 
@@ -20,9 +20,9 @@ _ROWS_AT_A_TIME = 8192  # of a matrix that is laid out anew, so that its unpacke
 class LowBitMatrix:
     """A matrix [out, in] of int8 or int4 numbers and their scales.
 
-    int8: weight[o, i] = values[o, i] * scales[o, 0]. int4: weight[o, i] = (u - 8) * scales[o, i // 32], where byte j of
-    each 64 holds, of its 128 inputs, number j in the low bits and number 64 + j in the high ones: a tile of bytes is
-    two whole tiles of numbers.
+    int8: weight[o, i] = values[o, i] * scales[o, 0]. int4: weight[o, i] = (u - 8) * scales[o, i // 32], where the 16
+    bytes of a group hold its first 16 numbers in their low bits and its last 16 in their high ones: a tile of bytes is
+    two tiles of numbers that have the same scales.
     """
 
     values: Tensor  # int8 [out, in]; uint8 [out, in / 2] of int4
@@ -42,14 +42,15 @@ class LowBitMatrix:
         """The numbers of rows `ids` (int64 [n]), computed in float32 and rounded once, [n, in]."""
         values, scales = self.values[ids], self.scales[ids].to(torch.float32)
         if self.is_int4:
-            blocks = values.view(len(ids), -1, 1, INT4_BLOCK // 2)
-            values = torch.cat((blocks & 15, blocks >> 4), dim=2).to(torch.int8) - 8
+            groups = values.view(len(ids), -1, INT4_GROUP // 2)
+            values = torch.cat((groups & 15, groups >> 4), dim=-1).to(torch.int8) - 8
         grouped = values.reshape(len(ids), scales.shape[1], -1).to(torch.float32)
         return (grouped * scales[..., None]).view(len(ids), -1).to(dtype)
 
     def split(self, num_outputs: Sequence[int]) -> list[LowBitMatrix]:
         """Parts of so many outputs each, which keep lying together."""
-        parts = zip(self.values.split(list(num_outputs)), self.scales.split(list(num_outputs)), strict=True)
+        sizes = list(num_outputs)
+        parts = zip(torch.split(self.values, sizes), torch.split(self.scales, sizes), strict=True)
         return [LowBitMatrix(values, scales) for values, scales in parts]
 
 
@@ -68,14 +69,14 @@ def low_bit_matrix(weight: PackedWeight, device: torch.device) -> LowBitMatrix |
     is_known = weight.group_size == INT4_GROUP and weight.scales.dtype == torch.bfloat16
     if not is_known or weight.shape[1] % INT4_BLOCK:
         return None
-    parts = [_halves_together(part.to(device)) for part in weight.packed.split(_ROWS_AT_A_TIME)]
+    parts = [_halves_together(part.to(device)) for part in torch.split(weight.packed, _ROWS_AT_A_TIME)]
     return LowBitMatrix(torch.cat(parts), weight.scales.to(device).contiguous())
 
 
 def _halves_together(words: Tensor) -> Tensor:
     """int32 [out, in / 8], eight numbers in a row each, lowest bits first -> uint8 [out, in / 2] of LowBitMatrix."""
     stored = words.contiguous().view(torch.uint8)
-    numbers = torch.stack((stored & 15, stored >> 4), dim=-1).view(len(words), -1, 2, INT4_BLOCK // 2)
+    numbers = torch.stack((stored & 15, stored >> 4), dim=-1).view(len(words), -1, 2, INT4_GROUP // 2)
     return (numbers[:, :, 0] | (numbers[:, :, 1] << 4)).reshape(len(words), -1)
 
 

@@ -27,9 +27,9 @@ from outrider.kernels.matmul import (
 
 MAX_TILE_ROWS = 128
 MAX_STAGES = 8  # a stage of few bits is few bytes
-HALF = tl.constexpr(INT4_BLOCK // 2)
-GROUPS = tl.constexpr(INT4_BLOCK // 2 // INT4_GROUP)  # of half a block
-GROUP = tl.constexpr(INT4_GROUP)
+HALF = tl.constexpr(INT4_BLOCK // 2)  # bytes of a block
+RUN = tl.constexpr(INT4_GROUP // 2)  # inputs side by side in low bits, or in high ones
+GROUPS = tl.constexpr(INT4_BLOCK // INT4_GROUP)  # of a block
 
 
 def choose_low_bit_tiles(num_rows: int, num_outputs: int, limits: Limits, *, is_int4: bool) -> Tiles:
@@ -44,14 +44,14 @@ def choose_low_bit_tiles(num_rows: int, num_outputs: int, limits: Limits, *, is_
 
 @triton.jit
 def _int4_numbers(unsigned, scales, DTYPE: tl.constexpr):
-    """u [O, 64] from 0 to 15 and the scales [O, 2] of their groups -> (u - 8) * scale, rounded once."""
-    # A pattern whose last bits count whole numbers: 128 + u in bfloat16, 1024 + u in float16. No conversion is needed.
-    BITS: tl.constexpr = 0x6400 if tl.float16 == DTYPE else 0x4300
-    OFFSET: tl.constexpr = 1032.0 if tl.float16 == DTYPE else 136.0
-    numbers = (unsigned.to(tl.int16) | BITS).to(DTYPE, bitcast=True) - tl.full((), OFFSET, DTYPE)
-    TILE_O: tl.constexpr = unsigned.shape[0]
-    wide = tl.broadcast_to(scales.to(DTYPE)[:, :, None], (TILE_O, GROUPS, GROUP))
-    return numbers * tl.reshape(wide, (TILE_O, HALF))
+    """(u - 8) * scale, rounded once, for u from 0 to 15, [O, 64], and scales of the same shape."""
+    # A pattern whose last bits count whole numbers, 128 + u in bfloat16 and 2^23 + u in float32, needs no conversion.
+    IS_WIDE: tl.constexpr = tl.float32 == DTYPE
+    WORD: tl.constexpr = tl.int32 if IS_WIDE else tl.int16
+    BITS: tl.constexpr = 0x4B000000 if IS_WIDE else 0x4300
+    OFFSET: tl.constexpr = 8388616.0 if IS_WIDE else 136.0
+    patterns = (unsigned | tl.full((), BITS, WORD)).to(WORD)
+    return (patterns.to(DTYPE, bitcast=True) - tl.full((), OFFSET, DTYPE)) * scales
 
 
 @triton.jit
@@ -66,18 +66,20 @@ def _low_bit_sums(
     inputs_at = inputs + rows.to(tl.int64)[:, None] * num_inputs
     sums = tl.zeros((columns.shape[0], rows.shape[0]), tl.float32)
     if IS_INT4:
-        places, groups = tl.arange(0, HALF)[None, :], tl.arange(0, GROUPS)[None, :]
-        values_at = values + weight_rows * (num_inputs // 2) + places
-        scales_at = scales + weight_rows * (num_inputs // GROUP) + groups
-        inputs_at += places
-        for block in range(num_inputs // DEPTH):
+        num_blocks = num_inputs // DEPTH  # what is counted in blocks is known to be aligned
+        places = tl.arange(0, HALF)[None, :]
+        values_at = values + weight_rows * (num_blocks * HALF) + places
+        scales_at = scales + weight_rows * (num_blocks * GROUPS) + tl.arange(0, GROUPS)[None, :]
+        inputs_at += places // RUN * (2 * RUN) + places % RUN
+        for block in range(num_blocks):
             stored = tl.load(values_at + block * HALF)
-            low_scales = tl.load(scales_at + block * 2 * GROUPS)
-            high_scales = tl.load(scales_at + block * 2 * GROUPS + GROUPS)
+            factors = tl.load(scales_at + block * GROUPS).to(DTYPE)
             low_rows = tl.load(inputs_at + block * DEPTH, mask=has_row, other=0.0)
-            high_rows = tl.load(inputs_at + block * DEPTH + HALF, mask=has_row, other=0.0)
-            sums = tl.dot(_int4_numbers(stored & 15, low_scales, DTYPE), tl.trans(low_rows), sums)
-            sums = tl.dot(_int4_numbers(stored >> 4, high_scales, DTYPE), tl.trans(high_rows), sums)
+            high_rows = tl.load(inputs_at + block * DEPTH + RUN, mask=has_row, other=0.0)
+            wide = tl.broadcast_to(factors[:, :, None], (columns.shape[0], GROUPS, RUN))
+            wide = tl.reshape(wide, (columns.shape[0], HALF))
+            sums = tl.dot(_int4_numbers(stored & 15, wide, DTYPE), tl.trans(low_rows), sums)
+            sums = tl.dot(_int4_numbers(stored >> 4, wide, DTYPE), tl.trans(high_rows), sums)
     else:
         depths = tl.arange(0, DEPTH)[None, :]
         values_at = values + weight_rows * num_inputs + depths

@@ -36,23 +36,18 @@ class LoadQuantization:
 
     def __call__(self, weight: PackedWeight) -> PackedWeight:
         """The matrix [out, in] in fewer bits; as it is where it is packed already or has no whole groups."""
-        in_features = weight.shape[-1]
-        if type(weight) is not DenseWeight or in_features % GROUP_SIZE:
+        if type(weight) is not DenseWeight or weight.shape[-1] % GROUP_SIZE:
             return weight
-        group_size = in_features if self.kind == "int8" and self.for_low_bit else GROUP_SIZE
-        quantize = quantize_int8 if self.kind == "int8" else quantize_int4
-        parts = [
-            quantize(weight.name, part.to(self.device), group_size=group_size)
-            for part in weight.values.split(ROWS_AT_A_TIME)
-        ]
-        if isinstance(parts[0], Int4Weight):
-            joined = Int4Weight(weight.name, *_joined(parts, "packed", "scales"), None, group_size)
-            return joined if self.for_low_bit else int8_blocks(joined)
-        return BlockInt8Weight(weight.name, *_joined(parts, "values", "scales"), None, group_size)
-
-
-def _joined(parts: list[BlockInt8Weight | Int4Weight], *names: str) -> list[Tensor]:
-    return [torch.cat([getattr(part, name) for part in parts]) for name in names]
+        pieces = torch.split(weight.values.to(self.device), ROWS_AT_A_TIME)
+        if self.kind == "int8":
+            group_size = weight.shape[-1] if self.for_low_bit else GROUP_SIZE
+            blocks = [quantize_int8(weight.name, piece, group_size=group_size) for piece in pieces]
+            values, scales = (torch.cat(parts) for parts in zip(*((b.values, b.scales) for b in blocks), strict=True))
+            return BlockInt8Weight(weight.name, values, scales, None, group_size)
+        words = [quantize_int4(weight.name, piece, group_size=GROUP_SIZE) for piece in pieces]
+        packed, scales = (torch.cat(parts) for parts in zip(*((w.packed, w.scales) for w in words), strict=True))
+        int4 = Int4Weight(weight.name, packed, scales, None, GROUP_SIZE)
+        return int4 if self.for_low_bit else int8_blocks(int4)
 
 
 def quantize_int4(name: str, weight: Tensor, *, group_size: int) -> Int4Weight:
