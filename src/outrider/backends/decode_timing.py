@@ -17,7 +17,7 @@ from outrider.backends.dummy import Models, build_dummy
 from outrider.backends.exactness import check_exact
 from outrider.backends.floor import CycleBytes, cycle_bytes, floor_figures, read_bandwidth
 from outrider.backends.kernel_trace import list_kernels, split_halves, summarize_parts, trace_events
-from outrider.backends.local import make_engine, resolve_config, resolve_device
+from outrider.backends.local import check_drafter_quantization, make_engine, resolve_config, resolve_device
 from outrider.backends.replays import ReplayGaps
 from outrider.core import SamplingParams
 from outrider.engine.engine import Engine, EngineConfig
@@ -55,6 +55,8 @@ class DecodeWork:
     num_runs: int = 3
     num_traced_cycles: int = 8
     is_exactness_checked: bool = False
+    drafter_quantization: str | None = None
+    """"int8" or "int4"."""
     kernels: str = "auto"
     device: str = "auto"
 
@@ -86,6 +88,8 @@ def time_decoding(work: DecodeWork, cells: Sequence[Cell], *, progress: Callable
     ConfigError where a cell asks for more than drafter or engine can do. `progress` hears of each of `num_steps` steps.
     """
     device = resolve_device(work.device)
+    with_drafter = any(cell.num_speculative_tokens > 0 for cell in cells)
+    check_drafter_quantization(work.drafter_quantization, has_drafter=with_drafter)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     progress("weights")
     started = time.perf_counter()
@@ -95,7 +99,8 @@ def time_decoding(work: DecodeWork, cells: Sequence[Cell], *, progress: Callable
         dtype=dtype,
         device=device,
         context_length=work.needed_context,
-        with_drafter=any(cell.num_speculative_tokens > 0 for cell in cells),
+        with_drafter=with_drafter,
+        drafter_quantization=work.drafter_quantization,
     )
     weights_s = time.perf_counter() - started
     configs = [engine_config(work, cell, models, device) for cell in cells]

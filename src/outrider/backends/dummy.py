@@ -14,6 +14,7 @@ from outrider.models.drafter_config import check_drafter
 from outrider.models.gemma import GemmaTarget
 from outrider.models.registry import drafter_config, load_target
 from outrider.weights.dummy import DummyWeights
+from outrider.weights.load_quantization import check_quantization
 from outrider.weights.loader import Checkpoint
 from outrider.weights.packed import DenseWeight
 
@@ -33,11 +34,13 @@ def build_dummy(
     device: torch.device,
     context_length: int,
     with_drafter: bool = True,
+    drafter_quantization: str | None = None,
 ) -> Models:
     """One of DUMMY_NAMES, built as loading builds it: noise on `device`, or on the meta device no numbers at all.
 
-    ConfigError for a name that is not known.
+    ConfigError for a name or a quantisation that is not known.
     """
+    check_quantization(drafter_quantization)
     source = Path(name)
     checkpoint = Checkpoint(
         dummy_target_config(name),
@@ -63,5 +66,6 @@ def build_dummy(
         kernels=kernels,
         context_length=context_length,
         source=path,
+        quantization=drafter_quantization,
     )
     return Models(target, drafter)

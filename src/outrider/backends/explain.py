@@ -11,11 +11,13 @@ from outrider.backends.account import drafter_bytes_by_kind, held_bytes, target_
 from outrider.backends.dummy import Models, build_dummy
 from outrider.backends.dummy_configs import DUMMY_NAMES
 from outrider.backends.inspection import outlined_target
-from outrider.backends.local import drafter_path
+from outrider.backends.local import check_drafter_quantization, drafter_path
 from outrider.backends.memory_plan import USABLE, plan_caches, share_memory
 from outrider.engine.engine import EngineConfig
+from outrider.kernels.low_bit import low_bit_matrix
 from outrider.kernels.reference import TorchKernels
 from outrider.models.registry import load_drafter
+from outrider.weights.packed import PackedWeight
 
 _META = torch.device("meta")
 _DTYPE = torch.bfloat16  # of weights and caches on a GPU
@@ -25,15 +27,23 @@ def explain_memory(
     target: str | None,
     *,
     drafter: str | None,
+    drafter_quantization: str | None = None,
     config: EngineConfig,
     gpu_memory_bytes: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Bytes by part, as loading would allocate them in bfloat16, and whether they fit.
+    """Bytes by part, as loading would allocate them on CUDA, and whether they fit.
 
-    `target` is what `load` takes, or one of DUMMY_NAMES, whose drafter is "auto". Weights are not read.
+    `target` is what `load` takes, or one of DUMMY_NAMES, whose drafter is "auto". Weights are not read. ConfigError for
+    a quantisation that is not known, or of no drafter.
     """
-    models = outlined_models(target, drafter=drafter, context_length=config.context_length, progress=progress)
+    models = outlined_models(
+        target,
+        drafter=drafter,
+        drafter_quantization=drafter_quantization,
+        context_length=config.context_length,
+        progress=progress,
+    )
     target_bytes = held_bytes(models.target)
     both_bytes = held_bytes(*(model for model in models if model is not None))
     drafter_layers = models.drafter.config.layers if models.drafter else ()
@@ -63,11 +73,17 @@ def explain_memory(
 
 
 def outlined_models(
-    target: str | None, *, drafter: str | None, context_length: int, progress: Callable[[str], None]
+    target: str | None,
+    *,
+    drafter: str | None,
+    drafter_quantization: str | None = None,
+    context_length: int,
+    progress: Callable[[str], None],
 ) -> Models:
     """Target and drafter on the meta device, by path, hub name or made-up size."""
+    kernels = _OutlinedKernels(_DTYPE, _META)
     if target in DUMMY_NAMES and target is not None and drafter in ("auto", None):
-        kernels = TorchKernels(_DTYPE, _META)
+        check_drafter_quantization(drafter_quantization, has_drafter=drafter is not None)
         return build_dummy(
             target,
             kernels=kernels,
@@ -75,13 +91,29 @@ def outlined_models(
             device=_META,
             context_length=context_length,
             with_drafter=drafter is not None,
+            drafter_quantization=drafter_quantization,
         )
-    checkpoint, model = outlined_target(target, context_length=context_length, progress=progress)
     path = drafter_path(drafter, target=target)
+    check_drafter_quantization(drafter_quantization, has_drafter=path is not None)
+    checkpoint, model = outlined_target(target, context_length=context_length, progress=progress, kernels=kernels)
     if path is None:
         return Models(model, None)
     name = checkpoint.source.name
-    return Models(model, load_drafter(path, model, target_name=name, context_length=context_length))
+    loaded = load_drafter(
+        path, model, target_name=name, context_length=context_length, quantization=drafter_quantization
+    )
+    return Models(model, loaded)
+
+
+class _OutlinedKernels(TorchKernels):
+    """Weights in the forms that the GPU set keeps; on the meta device nothing is computed with them."""
+
+    reads_low_bit = True
+
+    def pack(self, weight: PackedWeight) -> Any:
+        """As `GpuKernels.pack`."""
+        low_bit = low_bit_matrix(weight, self.device)
+        return super().pack(weight) if low_bit is None else low_bit
 
 
 def _group_name(owner: str, window: int | None) -> str:

@@ -18,7 +18,7 @@ from outrider.backends.account import account_caches, account_weights, held_byte
 from outrider.backends.local import drafter_path, load, resolve_config, resolve_device
 from outrider.core import SamplingParams
 from outrider.engine.engine import EngineConfig
-from outrider.kernels.ops import select_kernels
+from outrider.kernels.ops import Kernels, select_kernels
 from outrider.kernels.reference import TorchKernels
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.drafter_config import DrafterConfig
@@ -105,14 +105,14 @@ def inspect_drafter(
 
 
 def outlined_target(
-    target: str | None, *, context_length: int, progress: Callable[[str], None]
+    target: str | None, *, context_length: int, progress: Callable[[str], None], kernels: Kernels | None = None
 ) -> tuple[Checkpoint, GemmaTarget]:
-    """The target's checkpoint and the model made of it, without numbers."""
+    """The target's checkpoint and the model made of it, without numbers; packed as torch does, or `kernels`."""
     checkpoint = load_checkpoint(locate_target(target), progress=progress, without_numbers=True)
     max_positions = target_config(checkpoint).max_positions
     resolve_config(EngineConfig(context_length=context_length), device=_META, max_positions=max_positions)
-    kernels = TorchKernels(_DTYPE, _META)
-    model = load_target(checkpoint, kernels=kernels, dtype=_DTYPE, device=_META, context_length=context_length)
+    chosen = kernels or TorchKernels(_DTYPE, _META)
+    model = load_target(checkpoint, kernels=chosen, dtype=_DTYPE, device=_META, context_length=context_length)
     return checkpoint, model
 
 

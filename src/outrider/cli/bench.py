@@ -50,6 +50,7 @@ def decode(
     peer: Annotated[str | None, typer.Option(help="'vllm': between two passes of ours, the same work.")] = None,
     peer_site: Annotated[Path | None, typer.Option(help="Directory that the peer's packages are in.")] = None,
     peer_timeout_s: Annotated[float, typer.Option(help="Seconds that one start of the peer may take.")] = 900.0,
+    drafter_quantization: options.DrafterQuantization = None,
     kernels: options.Kernels = "auto",
     device: options.Device = "auto",
     record: Annotated[Path | None, typer.Option(help="Also write a record with raw rows to this new file.")] = None,
@@ -69,6 +70,7 @@ def decode(
         "num_runs": runs,
         "num_traced_cycles": traced_cycles,
         "is_exactness_checked": check_exact,
+        "drafter_quantization": drafter_quantization,
         "kernels": kernels,
         "device": device,
     }

@@ -23,6 +23,7 @@ def explain(
         ),
     ] = None,
     drafter: options.Drafter = "auto",
+    drafter_quantization: options.DrafterQuantization = None,
     no_drafter: options.NoDrafter = False,
     gpu_memory_gib: Annotated[
         float | None, typer.Option(help="Memory of the GPU; that of the first one here if left out.")
@@ -41,6 +42,7 @@ def explain(
     found = explain_memory(
         target,
         drafter=None if no_drafter else drafter,
+        drafter_quantization=drafter_quantization,
         config=EngineConfig(context_length=context_length, max_seats=max_seats),
         gpu_memory_bytes=_gpu_memory_bytes(gpu_memory_gib),
         progress=progress_line,

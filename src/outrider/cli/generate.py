@@ -39,6 +39,7 @@ def generate(
     num_speculative_tokens: options.DraftLength = None,
     no_drafter: options.NoDrafter = False,
     drafter: options.Drafter = "auto",
+    drafter_quantization: options.DrafterQuantization = None,
     target: options.Target = None,
     context_length: options.ContextLength = 2048,
     synthetic_acceptance_length: options.SyntheticLength = None,
@@ -69,6 +70,7 @@ def generate(
     llm = outrider.load(
         target,
         drafter=None if no_drafter else drafter,
+        drafter_quantization=drafter_quantization,
         config=outrider.EngineConfig(
             context_length=context_length,
             max_seats=1,

@@ -14,6 +14,10 @@ Target = Annotated[
 Drafter = Annotated[
     str, typer.Option(help="A directory or a hub's owner/name; 'auto' is the one shipped for the embedded default.")
 ]
+DrafterQuantization = Annotated[
+    str | None,
+    typer.Option(help="int8 or int4: round the drafter while it is loaded; the text stays the same."),
+]
 NoDrafter = Annotated[bool, typer.Option("--no-drafter", help="Decode plainly.")]
 DraftLength = Annotated[
     int | None, typer.Option("--num-speculative-tokens", "-n", help="Draft length; the drafter's own if left out.")
