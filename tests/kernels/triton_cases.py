@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from outrider.kernels import attention as paged
-from outrider.kernels import rows
+from outrider.kernels import matmul_low_bit, rows
 from outrider.kernels.heads import HeadNorms, HeadRows
 from outrider.kernels.layer_cache import LayerCache
+from outrider.kernels.low_bit import LowBitMatrix
+from outrider.kernels.matmul import Limits
+from tests.kernels.triton_compile import SHARED_LIMITS_BYTES
 
 NUM_ROWS, NUM_PAGES, PAGE_SIZE, TABLE_WIDTH, NUM_SEATS, EPS = 16, 512, 16, 128, 4, 1e-6
 WIDE = 5376  # hidden size of the 31B target
@@ -66,6 +69,20 @@ def attend(
     return call
 
 
+def low_bit(name: str, kind: str, num_rows: int, architecture: int) -> Callable[[], object]:
+    """A product, or the head's, of int8 or int4 weights as a GPU of that architecture tiles it."""
+    limits = Limits(132, SHARED_LIMITS_BYTES[architecture], is_hopper=architecture == 90)
+    values = empty(WIDE, WIDE, dtype=torch.int8) if kind == "int8" else empty(WIDE, WIDE // 2, dtype=torch.uint8)
+    scales = floats(WIDE, 1) if kind == "int8" else empty(WIDE, WIDE // 32)
+    call = matmul_low_bit.low_bit_product if name == "product" else matmul_low_bit.low_bit_best
+
+    def launch() -> object:
+        with unittest.mock.patch.object(matmul_low_bit, "device_limits", return_value=limits):
+            return call(empty(num_rows, WIDE), LowBitMatrix(values, scales))
+
+    return launch
+
+
 def cases_for(architecture: int) -> dict[str, Callable[[], object]]:
     """Every case by name, as a GPU of compute capability `architecture` / 10 launches it."""
     wide, norm = empty(NUM_ROWS, WIDE), floats(WIDE)
@@ -81,5 +98,10 @@ def cases_for(architecture: int) -> dict[str, Callable[[], object]]:
         **{f"attention {shape}": attend(shape, architecture) for shape in SHAPES},
         "attention long": attend("full", architecture, table_width=2048),
         "attention fresh": attend("draft", architecture, num_fresh=16),
+        **{
+            f"{kind} {name} {num_rows}": low_bit(name, kind, num_rows, architecture)
+            for kind in ("int8", "int4")
+            for name, num_rows in (("product", 16), ("product", 128), ("best", 16))
+        },
         "finish_heads fresh": finish_heads("draft", cache=None, seats=None),
     }
