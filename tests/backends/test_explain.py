@@ -14,16 +14,29 @@ from outrider.backends.dummy import build_dummy
 from outrider.backends.explain import explain_memory
 from outrider.backends.local import make_engine, resolve_config
 from outrider.engine.engine import EngineConfig
+from outrider.errors import ConfigError
 from outrider.kernels.ops import select_kernels
 from tests.plans import plan_path
 
 GIB = 1 << 30
 
 
-def explained(target: str, *, drafter: str | None = "auto", gib: float = 141, **settings: int) -> dict[str, Any]:
+def explained(
+    target: str,
+    *,
+    drafter: str | None = "auto",
+    drafter_quantization: str | None = None,
+    gib: float = 141,
+    **settings: int,
+) -> dict[str, Any]:
     config = EngineConfig(**{"context_length": 8192, "max_seats": 1, **settings})  # type: ignore[arg-type]
     return explain_memory(
-        target, drafter=drafter, config=config, gpu_memory_bytes=int(gib * GIB), progress=lambda message: None
+        target,
+        drafter=drafter,
+        drafter_quantization=drafter_quantization,
+        config=config,
+        gpu_memory_bytes=int(gib * GIB),
+        progress=lambda message: None,
     )
 
 
@@ -58,6 +71,26 @@ def test_without_a_drafter_nothing_is_kept_for_one() -> None:
     assert (found["drafter"], found["drafter_bytes"], found["parts"]["drafter"]) == (None, 0, {})
     assert not any(name.startswith("drafter") for name in found["parts"]["caches"])
     assert explain.outlined_models("tiny", drafter=None, context_length=64, progress=print).drafter is None
+
+
+def test_a_quantised_drafter_takes_less_but_brings_a_head_of_its_own() -> None:
+    """One byte a number and four a row; or half a byte, and two for 32."""
+    plain, int8, int4 = (explained("31b", drafter_quantization=kind) for kind in (None, "int8", "int4"))
+    head = 262_144 * 5376
+    key = "own embedding and head"
+    assert key not in plain["parts"]["drafter"]
+    assert int8["parts"]["drafter"][key] == head + 4 * 262_144
+    assert int4["parts"]["drafter"][key] == head // 2 + head // 16
+    fc = plain["parts"]["drafter"]["projection of taps"]
+    assert int8["parts"]["drafter"]["projection of taps"] == fc // 2 + 4 * 5376
+    assert int8["target_bytes"] == plain["target_bytes"]
+
+
+def test_a_quantisation_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="choose one of int8, int4"):
+        explained("31b", drafter_quantization="fp4")
+    with pytest.raises(ConfigError, match="there is no drafter"):
+        explained("31b", drafter=None, drafter_quantization="int8")
 
 
 @pytest.mark.gpu

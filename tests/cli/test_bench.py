@@ -66,6 +66,8 @@ def test_parts_are_shown_where_there_are_any(capsys: pytest.CaptureFixture[str])
         (["--target", "70b"], "'70b' is not a size"),
         ([*TINY, "-n", "8"], "at most 7"),
         ([*TINY, "-n", "x"], "--num-speculative-tokens"),
+        ([*TINY, "-n", "3", "--drafter-quantization", "int3"], "choose one of int8, int4"),
+        ([*TINY, "-n", "0", "--drafter-quantization", "int8"], "there is no drafter"),
         ([*TINY, "-n", "2", "--acceptance-length", "4"], "from 1 to 3"),
         ([*TINY, "--max-tokens", "1"], "nothing to time|Give more"),
         ([*TINY, "--peer", "sglang"], "choose one of vllm"),
@@ -95,11 +97,13 @@ def test_ours_runs_before_and_after_the_peer_with_the_same_arguments(
     monkeypatch.setattr(bench, "run_ours", run_ours)
     record = tmp_path / "peer.json"
     site = write_site(tmp_path / "site")
-    shown = run(*DECODE, "--batch", "2", "--peer", "vllm", "--peer-site", str(site), "--record", str(record), "--json")
+    drafting = ["-n", "1", "--acceptance-length", "1.5", "--batch", "2", "--drafter-quantization", "int8"]
+    shown = run(*DECODE, *drafting, "--peer", "vllm", "--peer-site", str(site), "--record", str(record), "--json")
     assert shown.exit_code == 0, shown.output
     assert len(calls) == 2
     assert calls[0] == calls[1]
     assert "--peer" not in calls[0]
+    assert calls[0][calls[0].index("--drafter-quantization") + 1] == "int8"
     found = json.loads(shown.stdout)
     assert found["summary"][0]["peer_tokens_per_s"] > 0
     assert found["summary"][0]["ratio"] > 0
