@@ -13,9 +13,17 @@ from outrider.kernels import attention as paged
 from outrider.kernels import rows
 from outrider.kernels.heads import HeadNorms, HeadRows
 from outrider.kernels.layer_cache import LayerCache
+from outrider.kernels.matmul import Limits, Products
 
 NUM_ROWS, NUM_PAGES, PAGE_SIZE, TABLE_WIDTH, NUM_SEATS, EPS = 16, 512, 16, 128, 4, 1e-6
 WIDE = 5376  # hidden size of the 31B target
+LIMITS = {
+    80: Limits(108, 163 << 10, is_hopper=False),
+    86: Limits(82, 99 << 10, is_hopper=False),
+    89: Limits(128, 99 << 10, is_hopper=False),
+    90: Limits(132, 227 << 10, is_hopper=True),
+    120: Limits(170, 99 << 10, is_hopper=False),
+}
 SHAPES = {"sliding": (32, 16, 256), "full": (32, 4, 512), "draft": (64, 8, 128), "small": (4, 1, 256)}  # H, G, D
 
 
@@ -50,6 +58,17 @@ def finish_heads(shape: str, **changes: Any) -> Callable[[], object]:
     return lambda: rows.finish_heads(projected, norms, table, table, ids(NUM_ROWS), eps=EPS, **options)
 
 
+def finish_context(shape: str) -> Callable[[], object]:
+    """Keys and values alone, to the cache."""
+    _, num_groups, size = SHAPES[shape]
+    keys, values = (empty(NUM_ROWS, num_groups * size) for _ in range(2))
+    norms, table = HeadNorms(None, floats(size), None), floats(4096, size // 2)
+    options = {"cache": empty_cache(num_groups, size), "seats": ids(NUM_ROWS)}
+    return lambda: rows.finish_heads(
+        HeadRows(None, keys, values), norms, table, table, ids(NUM_ROWS), eps=EPS, **options
+    )
+
+
 def attend(
     shape: str, architecture: int, *, num_fresh: int = 0, table_width: int = TABLE_WIDTH
 ) -> Callable[[], object]:
@@ -64,6 +83,34 @@ def attend(
             return paged.attention(queries, cache, spans, scale=1.0, fresh_k=fresh, fresh_v=fresh)
 
     return call
+
+
+def products_of(architecture: int) -> Products:
+    """As such a GPU cuts them up."""
+    products = Products(torch.device("meta"))
+    products.limits = LIMITS[architecture]
+    return products
+
+
+def product_cases(architecture: int) -> dict[str, Callable[[], object]]:
+    """The products of one architecture, by name."""
+    products, head = products_of(architecture), empty(262_144, WIDE)
+    weight, narrow = empty(WIDE, WIDE), empty(640, 2048)
+
+    def product(num_rows: int, **options: Any) -> Callable[[], object]:
+        return lambda: products.product(empty(num_rows, WIDE), weight, **options)
+
+    def gate(num_rows: int, *, is_silu: bool) -> Callable[[], object]:
+        return lambda: products.gated_product(empty(num_rows, WIDE), weight, weight, is_silu=is_silu)
+
+    return {
+        **{f"product {rows}": product(rows) for rows in (16, 32, 64, 128, 256)},
+        **{f"gate {rows}": gate(rows, is_silu=rows > 32) for rows in (16, 32, 64, 128)},
+        "product and residual": product(16, residual=empty(16, WIDE)),
+        "product in splits": lambda: products.product(empty(16, 2048), narrow),
+        "logits": lambda: products.product(empty(16, WIDE), head, cap=30.0, dtype=torch.float32, splits=1),
+        **{f"best {rows}": (lambda rows=rows: products.best(empty(rows, WIDE), head, cap=30.0)) for rows in (16, 256)},
+    }
 
 
 def cases_for(architecture: int) -> dict[str, Callable[[], object]]:
@@ -81,5 +128,7 @@ def cases_for(architecture: int) -> dict[str, Callable[[], object]]:
         **{f"attention {shape}": attend(shape, architecture) for shape in SHAPES},
         "attention long": attend("full", architecture, table_width=2048),
         "attention fresh": attend("draft", architecture, num_fresh=16),
+        "finish_heads of a context": finish_context("draft"),
         "finish_heads fresh": finish_heads("draft", cache=None, seats=None),
+        **product_cases(architecture),
     }

@@ -54,7 +54,7 @@ def tiling_for(head_size: int, device: torch.device) -> Tiling:
     instruction, elsewhere, where shared memory holds at most 99 KiB.
     """
     if architecture_of(device) // 10 in (9, 10):
-        return Tiling(64, 64 if head_size <= 128 else 32, 256, 4 if head_size <= 256 else 8, 2)
+        return Tiling(64, 64 if head_size <= 128 else 32, 512, 4 if head_size <= 256 else 8, 2)
     return Tiling(16, 32, 256, 4, 2 if head_size <= 128 else 1)
 
 
@@ -111,6 +111,7 @@ def attention_part_kernel(
     CHUNK: tl.constexpr,
     LEVELS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    ONE_PAGE: tl.constexpr,
 ):
     """One chunk, or the fresh rows; one key/value head; and the rows from this one to the end of its run.
 
@@ -166,8 +167,12 @@ def attention_part_kernel(
         if FRESH_PART:
             places = positions.to(tl.int64) * slot_stride + group * head_stride
         else:
-            entries = table + seat * table_width + positions // page_size % table_width
-            pages = tl.load(entries, mask=seen, other=-1)
+            if ONE_PAGE:  # a tile lies in one page: one entry is read, and not one for each key
+                entry = table + seat * table_width + tile_start // page_size % table_width
+                pages = tl.load(entry) + tl.zeros([KEY_ROWS], tl.int32)
+            else:
+                entries = table + seat * table_width + positions // page_size % table_width
+                pages = tl.load(entries, mask=seen, other=-1)
             seen = seen & (pages >= 0)
             places = pages.to(tl.int64) * page_stride + positions % page_size * slot_stride + group * head_stride
         # What no row of the run sees is not read: a slot may hold anything, and 0 * NaN would be NaN.
@@ -363,6 +368,7 @@ def _attend(
             QUERY_ROWS=tiling.query_rows,
             KEY_ROWS=tiling.key_rows,
             NUM_STAGES=tiling.num_stages,
+            ONE_PAGE=cache.keys.shape[1] % tiling.key_rows == 0,
             num_warps=tiling.num_warps,
             **sizes.constants,
         )
