@@ -1,5 +1,4 @@
-"""Is greedy text the same with and without drafts? Dummy weights never draft right, so right drafts are made."""from outrider.errors import EngineFault
-
+"""Is greedy text the same with and without drafts? Dummy weights never draft right, so right drafts are made."""
 
 from __future__ import annotations
 
@@ -14,6 +13,7 @@ from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch
 from outrider.engine.engine import Engine, EngineConfig
 from outrider.engine.rejection import DraftBlock, point_mass_block
+from outrider.errors import EngineFault
 
 
 class SpoiledProposer:
