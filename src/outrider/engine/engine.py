@@ -80,13 +80,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         """Refuse sizes that no request fits in."""
         lows = {"context_length": 2, "max_seats": 1, "row_budget": 1, "max_waiting": 0}
-        optional = {
-            "num_speculative_tokens": 0,
-            "prefill_rows": 1,
-            "page_size": 1,
-            "rows_per_pass": 1,
-            "cache_bytes": 1,
-        }
+        sizes = ("prefill_rows", "page_size", "rows_per_pass", "cache_bytes")
+        optional = {"num_speculative_tokens": 0, **dict.fromkeys(sizes, 1)}
         for name, low in (lows | optional).items():
             value, may_be_none = getattr(self, name), name in optional
             if (value is None and may_be_none) or (type(value) is int and value >= low):

@@ -39,6 +39,16 @@ class Tiling(NamedTuple):
     num_stages: int
 
 
+WARP_GROUP_TILINGS = {
+    128: Tiling(64, 64, 128, 4, 2),
+    256: Tiling(64, 32, 256, 4, 2),
+    512: Tiling(64, 32, 512, 8, 2),
+}
+"""By head size, for GPUs whose instruction takes 64 query rows at least."""
+WARP_TILINGS = {128: Tiling(16, 32, 128, 4, 2), 256: Tiling(16, 32, 256, 4, 1), 512: Tiling(16, 32, 256, 4, 1)}
+"""By head size, for GPUs whose instruction takes 16."""
+
+
 def architecture_of(device: torch.device) -> int:
     """90 for a GPU of compute capability 9.0; 0 where there is none, and kernels are interpreted."""
     if device.type != "cuda":
@@ -53,9 +63,8 @@ def tiling_for(head_size: int, device: torch.device) -> Tiling:
     64 query rows on Hopper, where that is the least its warp-group instruction takes; 16, the least of the other
     instruction, elsewhere, where shared memory holds at most 99 KiB.
     """
-    if architecture_of(device) // 10 in (9, 10):
-        return Tiling(64, 64 if head_size <= 128 else 32, 512, 4 if head_size <= 256 else 8, 2)
-    return Tiling(16, 32, 256, 4, 2 if head_size <= 128 else 1)
+    size = 128 if head_size <= 128 else 256 if head_size <= 256 else 512
+    return (WARP_GROUP_TILINGS if architecture_of(device) // 10 in (9, 10) else WARP_TILINGS)[size]
 
 
 @triton.jit

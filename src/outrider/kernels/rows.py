@@ -121,7 +121,7 @@ def heads_kernel(
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     position = tl.load(positions + row)
-    if queries is not None:
+    if queries is not None:  # noqa: SIM102 - Triton compiles what is in it only where that is so
         if head < NUM_QUERY_HEADS:
             source = queries + row * q_stride + head * 2 * HALF
             target = q_out + (row * NUM_QUERY_HEADS + head) * 2 * HALF
