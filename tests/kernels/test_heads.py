@@ -1,6 +1,6 @@
 """Heads step by step: what comes out, and what goes to the pages, by plain torch and by the compiled set.
 
-Seen red: values rotated; values without their norm; keys kept out of the cache; the queries' norm over the keys.
+Seen red: values without their norm; the queries' norm over the keys.
 """
 
 from __future__ import annotations
