@@ -1,7 +1,7 @@
 """Attention over pages joined to its twin; and a row's bits, alone and in any company.
 
-Seen red: chunks counted from the first position that a row sees; the run's span in place of the row's; slots without
-the ring; a slot that nobody sees read; parts added without their largest score; runs that go on over another seat.
+Seen red: a chunk without its first position; the run's span in place of the row's; a ring that shows what it no longer
+holds; missing pages read; a tile past its chunk; tiles that begin where a run does; parts without their largest score.
 """
 
 from __future__ import annotations
@@ -104,7 +104,13 @@ def test_a_window_over_a_ring_that_has_wrapped() -> None:
         page = layer.cache.table[1, position // PAGE_SIZE % 4]
         layer.cache.keys[page, position % PAGE_SIZE] = math.nan
         layer.cache.values[page, position % PAGE_SIZE] = math.nan
-    layer.check(*run(1, 290, 10, window=40))
+    layer.check(*run(1, 290, 10, window=40), (0, 100, 290, 0, 0))
+
+
+def test_scores_beyond_what_their_powers_can_be() -> None:
+    layer = Layer.random(SMALL, width=10)
+    ours, exact = dataclasses.replace(layer, queries=layer.queries * 100).attend(*run(0, 150, 1))
+    torch.testing.assert_close(ours, exact, rtol=0.02, atol=0.02)
 
 
 def test_growing_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,9 +36,9 @@ def test_unknown_kind_and_wrong_dtype_are_named() -> None:
         select_kernels("fast", dtype=torch.float32, device="cpu")
     with pytest.raises(ConfigError, match="float32 on a CPU, not"):
         select_kernels("cpu", dtype=torch.bfloat16, device="cpu")
-    with pytest.raises(ConfigError, match="bfloat16 on CUDA, not torch.float32 on cpu"):
+    with pytest.raises(ConfigError, match=r"bfloat16 on CUDA, not torch\.float32 on cpu"):
         select_kernels("gpu", dtype=torch.float32, device="cpu")
-    with pytest.raises(ConfigError, match="bfloat16 on CUDA, not torch.float16 on cuda"):
+    with pytest.raises(ConfigError, match=r"bfloat16 on CUDA, not torch\.float16 on cuda"):
         select_kernels("gpu", dtype=torch.float16, device="cuda")
 
 

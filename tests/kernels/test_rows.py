@@ -1,7 +1,7 @@
 """Row kernels joined to their twins, and each row alone against the same row in company.
 
-Seen red: the mean over the block instead of the row; the sum not rounded before the next norm; a rotation of values;
-the slot without mod P; the ring without mod W; spare rows that write; the gate's factor 1 for 2.
+Seen red: the mean over more than the row; a rotation of values; the slot without mod P; the ring without mod W; spare
+rows that write; half the gate's factor.
 """
 
 from __future__ import annotations

@@ -14,11 +14,17 @@ from outrider.kernels import matmul_low_bit, rows
 from outrider.kernels.heads import HeadNorms, HeadRows
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.low_bit import LowBitMatrix
-from outrider.kernels.matmul import Limits
-from tests.kernels.triton_compile import SHARED_LIMITS_BYTES
+from outrider.kernels.matmul import Limits, Products
 
 NUM_ROWS, NUM_PAGES, PAGE_SIZE, TABLE_WIDTH, NUM_SEATS, EPS = 16, 512, 16, 128, 4, 1e-6
 WIDE = 5376  # hidden size of the 31B target
+LIMITS = {
+    80: Limits(108, 163 << 10, is_hopper=False),
+    86: Limits(82, 99 << 10, is_hopper=False),
+    89: Limits(128, 99 << 10, is_hopper=False),
+    90: Limits(132, 227 << 10, is_hopper=True),
+    120: Limits(170, 99 << 10, is_hopper=False),
+}
 SHAPES = {"sliding": (32, 16, 256), "full": (32, 4, 512), "draft": (64, 8, 128), "small": (4, 1, 256)}  # H, G, D
 
 
@@ -53,6 +59,17 @@ def finish_heads(shape: str, **changes: Any) -> Callable[[], object]:
     return lambda: rows.finish_heads(projected, norms, table, table, ids(NUM_ROWS), eps=EPS, **options)
 
 
+def finish_context(shape: str) -> Callable[[], object]:
+    """Keys and values alone, to the cache."""
+    _, num_groups, size = SHAPES[shape]
+    keys, values = (empty(NUM_ROWS, num_groups * size) for _ in range(2))
+    norms, table = HeadNorms(None, floats(size), None), floats(4096, size // 2)
+    options = {"cache": empty_cache(num_groups, size), "seats": ids(NUM_ROWS)}
+    return lambda: rows.finish_heads(
+        HeadRows(None, keys, values), norms, table, table, ids(NUM_ROWS), eps=EPS, **options
+    )
+
+
 def attend(
     shape: str, architecture: int, *, num_fresh: int = 0, table_width: int = TABLE_WIDTH
 ) -> Callable[[], object]:
@@ -71,16 +88,43 @@ def attend(
 
 def low_bit(name: str, kind: str, num_rows: int, architecture: int) -> Callable[[], object]:
     """A product, or the head's, of int8 or int4 weights as a GPU of that architecture tiles it."""
-    limits = Limits(132, SHARED_LIMITS_BYTES[architecture], is_hopper=architecture == 90)
     values = empty(WIDE, WIDE, dtype=torch.int8) if kind == "int8" else empty(WIDE, WIDE // 2, dtype=torch.uint8)
     scales = floats(WIDE, 1) if kind == "int8" else empty(WIDE, WIDE // 32)
     call = matmul_low_bit.low_bit_product if name == "product" else matmul_low_bit.low_bit_best
 
     def launch() -> object:
-        with unittest.mock.patch.object(matmul_low_bit, "device_limits", return_value=limits):
+        with unittest.mock.patch.object(matmul_low_bit, "device_limits", return_value=LIMITS[architecture]):
             return call(empty(num_rows, WIDE), LowBitMatrix(values, scales))
 
     return launch
+
+
+def products_of(architecture: int) -> Products:
+    """As such a GPU cuts them up."""
+    products = Products(torch.device("meta"))
+    products.limits = LIMITS[architecture]
+    return products
+
+
+def product_cases(architecture: int) -> dict[str, Callable[[], object]]:
+    """The products of one architecture, by name."""
+    products, head = products_of(architecture), empty(262_144, WIDE)
+    weight, narrow = empty(WIDE, WIDE), empty(640, 2048)
+
+    def product(num_rows: int, **options: Any) -> Callable[[], object]:
+        return lambda: products.product(empty(num_rows, WIDE), weight, **options)
+
+    def gate(num_rows: int, *, is_silu: bool) -> Callable[[], object]:
+        return lambda: products.gated_product(empty(num_rows, WIDE), weight, weight, is_silu=is_silu)
+
+    return {
+        **{f"product {rows}": product(rows) for rows in (16, 32, 64, 128, 256)},
+        **{f"gate {rows}": gate(rows, is_silu=rows > 32) for rows in (16, 32, 64, 128)},
+        "product and residual": product(16, residual=empty(16, WIDE)),
+        "product in splits": lambda: products.product(empty(16, 2048), narrow),
+        "logits": lambda: products.product(empty(16, WIDE), head, cap=30.0, dtype=torch.float32, splits=1),
+        **{f"best {rows}": (lambda rows=rows: products.best(empty(rows, WIDE), head, cap=30.0)) for rows in (16, 256)},
+    }
 
 
 def cases_for(architecture: int) -> dict[str, Callable[[], object]]:
@@ -103,5 +147,7 @@ def cases_for(architecture: int) -> dict[str, Callable[[], object]]:
             for kind in ("int8", "int4")
             for name, num_rows in (("product", 16), ("product", 128), ("best", 16))
         },
+        "finish_heads of a context": finish_context("draft"),
         "finish_heads fresh": finish_heads("draft", cache=None, seats=None),
+        **product_cases(architecture),
     }

@@ -22,7 +22,7 @@ from outrider.backends.replays import ReplayGaps
 from outrider.core import SamplingParams
 from outrider.engine.engine import Engine, EngineConfig
 from outrider.engine.state import RequestState
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, EngineFault
 from outrider.kernels.ops import select_kernels
 
 READY_TOKENS = 16  # an engine is ready when it has written so many a request
@@ -206,6 +206,8 @@ def run_batch(engine: Engine, work: DecodeWork, cell: Cell, *, run: str) -> dict
             engine.step()
             num_cycles += 1
     seconds = time.perf_counter() - decode_started
+    if engine.drafter_fault is not None:
+        raise EngineFault(f"drafting was given up, so that there is nothing to time: {engine.drafter_fault}")
     acceptance = metrics.pool(request.acceptance for request in requests)
     return {
         "run": run,

@@ -13,6 +13,7 @@ from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch
 from outrider.engine.engine import Engine, EngineConfig
 from outrider.engine.rejection import DraftBlock, point_mass_block
+from outrider.errors import EngineFault
 
 
 class SpoiledProposer:
@@ -66,11 +67,13 @@ def check_exact(
     if draft_length == 0:
         return True
     scripted = make_engine(models.target, None, None, config)
-    scripted.proposer = SpoiledProposer(
-        plain,
-        max_draft_length=draft_length,
-        vocab_size=models.target.config.vocab_size,
-        tap_layers=models.drafter.config.target_layer_ids if models.drafter else (),
+    scripted.use_proposer(
+        SpoiledProposer(
+            plain,
+            max_draft_length=draft_length,
+            vocab_size=models.target.config.vocab_size,
+            tap_layers=models.drafter.config.target_layer_ids if models.drafter else (),
+        )
     )
     if answer_all(scripted, prompts, num_tokens) != plain:
         return False
@@ -85,4 +88,6 @@ def answer_all(engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int
     requests = [engine.add(prompt, params) for prompt in prompts]
     while engine.has_work:
         engine.step()
+    if engine.drafter_fault is not None:
+        raise EngineFault(f"drafting was given up, so that there is nothing to compare: {engine.drafter_fault}")
     return [list(request.output_token_ids) for request in requests]

@@ -11,7 +11,7 @@ from outrider.backends.account import drafter_bytes_by_kind, held_bytes, target_
 from outrider.backends.dummy import Models, build_dummy
 from outrider.backends.dummy_configs import DUMMY_NAMES
 from outrider.backends.inspection import outlined_target
-from outrider.backends.local import check_drafter_quantization, drafter_path
+from outrider.backends.local import check_drafter_quantization, drafter_path, resolve_config
 from outrider.backends.memory_plan import USABLE, plan_caches, share_memory
 from outrider.engine.engine import EngineConfig
 from outrider.kernels.low_bit import low_bit_matrix
@@ -44,6 +44,8 @@ def explain_memory(
         context_length=config.context_length,
         progress=progress,
     )
+    max_positions = models.target.config.max_positions
+    config = resolve_config(config, device=torch.device("cuda"), max_positions=max_positions, row_invariant=True)
     target_bytes = held_bytes(models.target)
     both_bytes = held_bytes(*(model for model in models if model is not None))
     drafter_layers = models.drafter.config.layers if models.drafter else ()

@@ -30,6 +30,7 @@ from outrider.weights.loader import load_checkpoint
 from outrider.weights.locate import EMBEDDED_NAME, embedded_drafter, locate_drafter, locate_target
 
 CUDA_ROWS_PER_PASS = 16
+CUDA_PAGE_SIZE = 64  # a tile of keys lies in one page, so that its place is one entry of the page table
 CUDA_PREFILL_ROWS = 2048  # products are bound by arithmetic then, and a step still lasts a fraction of a second
 
 logger = logging.getLogger(__name__)
@@ -179,7 +180,11 @@ def resolve_config(
             f"context_length={config.context_length}, but the target knows {max_positions} positions. Lower it."
         )
     if device.type == "cuda" and row_invariant:
-        return replace(config, prefill_rows=config.prefill_rows or min(CUDA_PREFILL_ROWS, config.context_length))
+        return replace(
+            config,
+            prefill_rows=config.prefill_rows or min(CUDA_PREFILL_ROWS, config.context_length),
+            page_size=config.page_size or CUDA_PAGE_SIZE,
+        )
     if device.type == "cuda":
         return replace(config, max_seats=1, rows_per_pass=CUDA_ROWS_PER_PASS, prefill_rows=CUDA_ROWS_PER_PASS)
     return config

@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from outrider.backends.account import held_bytes
-from outrider.engine.cache_plan import CachePlan, plan_pages
+from outrider.engine.cache_plan import PAGE_SIZE, CachePlan, plan_pages
 from outrider.engine.engine import EngineConfig
 from outrider.errors import ConfigError
 from outrider.models.config import LayerSpec
@@ -85,6 +85,7 @@ def plan_caches(
         max_block_rows=config.max_block_rows,
         dtype=dtype,
         budget_bytes=config.cache_bytes,
+        page_size=config.page_size or PAGE_SIZE,
     )
 
 

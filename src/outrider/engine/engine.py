@@ -64,6 +64,8 @@ class EngineConfig:
     """Requests that may wait for a seat when the engine serves; more are told to come back later."""
     cache_bytes: int | None = None
     """Most bytes of keys and values, the drafter's and cached prefixes included; None is enough for all seats."""
+    page_size: int | None = None
+    """Positions a page of the caches; prefixes are found in whole pages. None is PAGE_SIZE, or on CUDA more."""
     rows_per_pass: int | None = None
     """Pad every pass to this many rows, so that a row is always computed in the same shape (CUDA, design §4.2)."""
     acceptance: str = "rejection"
@@ -78,7 +80,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         """Refuse sizes that no request fits in."""
         lows = {"context_length": 2, "max_seats": 1, "row_budget": 1, "max_waiting": 0}
-        optional = {"num_speculative_tokens": 0, "prefill_rows": 1, "rows_per_pass": 1, "cache_bytes": 1}
+        sizes = ("prefill_rows", "page_size", "rows_per_pass", "cache_bytes")
+        optional = {"num_speculative_tokens": 0, **dict.fromkeys(sizes, 1)}
         for name, low in (lows | optional).items():
             value, may_be_none = getattr(self, name), name in optional
             if (value is None and may_be_none) or (type(value) is int and value >= low):
@@ -159,8 +162,15 @@ class Engine:
         if self.config.cuda_graphs and self.target.device.type == "cuda":
             self.use_device_cycle()
 
+    def use_proposer(self, proposer: Proposer | None) -> None:
+        """Draft with another proposer, or with none, from the next cycle on."""
+        self.proposer = proposer
+        if self.device_cycle is not None:
+            self.use_device_cycle()
+
     def use_device_cycle(self) -> None:
         """Run cycles of plain greedy requests as functions of tensors, if the proposer's drafts are one."""
+        self.device_cycle = None
         if not is_replayable(self.proposer):
             return
         self.device_cycle = DeviceCycle(
@@ -380,9 +390,8 @@ class Engine:
     def _give_up_drafting(self, fault: DrafterFault) -> None:
         """Plain decoding from here on. What the failed pass wrote is written again by the next one."""
         logger.exception("Decoding goes on without drafts.")
-        self.proposer, self.drafter_fault = None, str(fault)
-        if self.device_cycle is not None:
-            self.use_device_cycle()
+        self.drafter_fault = str(fault)
+        self.use_proposer(None)
 
     def _plan_cycle(self) -> tuple[list[RequestState], list[int]]:
         """Who takes part, oldest first, and with how many drafts; whoever finds no room has lost its seat."""

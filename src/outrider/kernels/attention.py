@@ -39,6 +39,16 @@ class Tiling(NamedTuple):
     num_stages: int
 
 
+WARP_GROUP_TILINGS = {
+    128: Tiling(64, 64, 128, 4, 2),
+    256: Tiling(64, 32, 256, 4, 2),
+    512: Tiling(64, 32, 512, 8, 2),
+}
+"""By head size, for GPUs whose instruction takes 64 query rows at least."""
+WARP_TILINGS = {128: Tiling(16, 32, 128, 4, 2), 256: Tiling(16, 32, 256, 4, 1), 512: Tiling(16, 32, 256, 4, 1)}
+"""By head size, for GPUs whose instruction takes 16."""
+
+
 def architecture_of(device: torch.device) -> int:
     """90 for a GPU of compute capability 9.0; 0 where there is none, and kernels are interpreted."""
     if device.type != "cuda":
@@ -53,9 +63,8 @@ def tiling_for(head_size: int, device: torch.device) -> Tiling:
     64 query rows on Hopper, where that is the least its warp-group instruction takes; 16, the least of the other
     instruction, elsewhere, where shared memory holds at most 99 KiB.
     """
-    if architecture_of(device) // 10 in (9, 10):
-        return Tiling(64, 64 if head_size <= 128 else 32, 256, 4 if head_size <= 256 else 8, 2)
-    return Tiling(16, 32, 256, 4, 2 if head_size <= 128 else 1)
+    size = 128 if head_size <= 128 else 256 if head_size <= 256 else 512
+    return (WARP_GROUP_TILINGS if architecture_of(device) // 10 in (9, 10) else WARP_TILINGS)[size]
 
 
 @triton.jit
@@ -111,6 +120,7 @@ def attention_part_kernel(
     CHUNK: tl.constexpr,
     LEVELS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    ONE_PAGE: tl.constexpr,
 ):
     """One chunk, or the fresh rows; one key/value head; and the rows from this one to the end of its run.
 
@@ -166,8 +176,12 @@ def attention_part_kernel(
         if FRESH_PART:
             places = positions.to(tl.int64) * slot_stride + group * head_stride
         else:
-            entries = table + seat * table_width + positions // page_size % table_width
-            pages = tl.load(entries, mask=seen, other=-1)
+            if ONE_PAGE:  # a tile lies in one page: one entry is read, and not one for each key
+                entry = table + seat * table_width + tile_start // page_size % table_width
+                pages = tl.load(entry) + tl.zeros([KEY_ROWS], tl.int32)
+            else:
+                entries = table + seat * table_width + positions // page_size % table_width
+                pages = tl.load(entries, mask=seen, other=-1)
             seen = seen & (pages >= 0)
             places = pages.to(tl.int64) * page_stride + positions % page_size * slot_stride + group * head_stride
         # What no row of the run sees is not read: a slot may hold anything, and 0 * NaN would be NaN.
@@ -363,6 +377,7 @@ def _attend(
             QUERY_ROWS=tiling.query_rows,
             KEY_ROWS=tiling.key_rows,
             NUM_STAGES=tiling.num_stages,
+            ONE_PAGE=cache.keys.shape[1] % tiling.key_rows == 0,
             num_warps=tiling.num_warps,
             **sizes.constants,
         )

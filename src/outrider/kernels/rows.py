@@ -121,11 +121,12 @@ def heads_kernel(
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     position = tl.load(positions + row)
-    if head < NUM_QUERY_HEADS:
-        source = queries + row * q_stride + head * 2 * HALF
-        target = q_out + (row * NUM_QUERY_HEADS + head) * 2 * HALF
-        _finish_head(source, target, q_norm, cos, sin, position, eps, True, HALF, BLOCK)
-        return
+    if queries is not None:  # noqa: SIM102 - Triton compiles what is in it only where that is so
+        if head < NUM_QUERY_HEADS:
+            source = queries + row * q_stride + head * 2 * HALF
+            target = q_out + (row * NUM_QUERY_HEADS + head) * 2 * HALF
+            _finish_head(source, target, q_norm, cos, sin, position, eps, True, HALF, BLOCK)
+            return
     if keys is not None:
         page, slot = row * 0, row
         if table is not None:
