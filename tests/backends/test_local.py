@@ -186,9 +186,10 @@ def test_cuda_gets_constant_shapes_and_one_seat() -> None:
 
 def test_row_invariant_kernels_keep_what_was_asked_for() -> None:
     cuda = {"device": torch.device("cuda"), "max_positions": 4096, "row_invariant": True}
-    asked = EngineConfig(max_seats=16, prefill_rows=128)
+    asked = EngineConfig(max_seats=16, prefill_rows=128, page_size=32)
     assert resolve_config(asked, **cuda) == asked
-    assert resolve_config(EngineConfig(context_length=4096), **cuda).prefill_rows == 2048
+    chosen = resolve_config(EngineConfig(context_length=4096), **cuda)
+    assert (chosen.prefill_rows, chosen.page_size) == (2048, 64)
     assert resolve_config(EngineConfig(context_length=300), **cuda).prefill_rows == 300
     assert EngineConfig().rows_per_step == 64
 

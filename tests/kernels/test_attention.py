@@ -113,6 +113,7 @@ def test_scores_beyond_what_their_powers_can_be() -> None:
     torch.testing.assert_close(ours, exact, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.slow
 def test_growing_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a long ring: eight chunks of 64, then of 128."""
     monkeypatch.setattr(module, "LONGEST_RING", 100)

@@ -13,7 +13,7 @@ from tests.kernels.triton_compile import SHARED_LIMITS_BYTES, compile_cases
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 MAX_SPILLED_BYTES = 64  # of stack, a thread
-QUICK = ("attention small", "int4 product 16")
+QUICK = ("product 16", "int4 product 16")
 
 
 def check(architecture: int, *names: str) -> None:
