@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,13 +12,15 @@ import torch
 
 from outrider import metrics
 from outrider.backends import local
-from outrider.backends.local import LLM, drafter_path, load, make_engine, resolve_config, resolve_device
+from outrider.backends.local import LLM, are_rows_exact, drafter_path, load, make_engine, resolve_config, resolve_device
 from outrider.benchmarking.workloads import TEST
 from outrider.core import Chunk, SamplingParams
 from outrider.engine.engine import EngineConfig
 from outrider.errors import ConfigError, EngineFault, RequestError
+from outrider.models.config import ExpertsSpec
 from tests.embedded import plain_llm, unpacked_drafter
 from tests.scripted import ScriptedProposer, TableTarget, make_test_engine
+from tests.toy import toy_target_config
 
 PROMPTS = ["The capital of France is", "1, 2, 3, 4,"]
 SHORT = SamplingParams(max_tokens=12)
@@ -192,6 +196,15 @@ def test_row_invariant_kernels_keep_what_was_asked_for() -> None:
     assert (chosen.prefill_rows, chosen.page_size) == (2048, 64)
     assert resolve_config(EngineConfig(context_length=300), **cuda).prefill_rows == 300
     assert EngineConfig().rows_per_step == 64
+
+
+def test_rows_of_experts_are_exact_on_a_cpu_alone() -> None:
+    dense, experts = toy_target_config(), replace(toy_target_config(), experts=ExpertsSpec(4, 2, 8))
+    for name, is_exact in (("gpu", False), ("cpu", True)):
+        kernels = SimpleNamespace(name=name, row_invariant=True)
+        assert are_rows_exact(kernels, dense)  # type: ignore[arg-type]
+        assert are_rows_exact(kernels, experts) is is_exact  # type: ignore[arg-type]
+    assert not are_rows_exact(SimpleNamespace(name="torch", row_invariant=False), dense)  # type: ignore[arg-type]
 
 
 def test_an_answer_under_synthetic_acceptance_says_so() -> None:

@@ -17,7 +17,13 @@ from outrider.backends.dummy import Models, build_dummy
 from outrider.backends.exactness import check_exact
 from outrider.backends.floor import CycleBytes, cycle_bytes, floor_figures, read_bandwidth
 from outrider.backends.kernel_trace import list_kernels, split_halves, summarize_parts, trace_events
-from outrider.backends.local import check_drafter_quantization, make_engine, resolve_config, resolve_device
+from outrider.backends.local import (
+    are_rows_exact,
+    check_drafter_quantization,
+    make_engine,
+    resolve_config,
+    resolve_device,
+)
 from outrider.backends.replays import ReplayGaps
 from outrider.core import SamplingParams
 from outrider.engine.engine import Engine, EngineConfig
@@ -145,7 +151,13 @@ def engine_config(work: DecodeWork, cell: Cell, models: Models, device: torch.de
         row_budget=max(EngineConfig.row_budget, cell.batch * (cell.num_speculative_tokens + 1)),
         **settings,
     )
-    config = resolve_config(config, device=device, max_positions=models.target.config.max_positions)
+    target = models.target
+    config = resolve_config(
+        config,
+        device=device,
+        max_positions=target.config.max_positions,
+        row_invariant=are_rows_exact(target.kernels, target.config),
+    )
     if config.max_seats < cell.batch:
         raise ConfigError(
             f"batch={cell.batch}, but the engine runs {config.max_seats} at a time on {device}. Lower it."

@@ -44,8 +44,8 @@ def explain_memory(
         context_length=config.context_length,
         progress=progress,
     )
-    max_positions = models.target.config.max_positions
-    config = resolve_config(config, device=torch.device("cuda"), max_positions=max_positions, row_invariant=True)
+    max_positions, are_exact = models.target.config.max_positions, models.target.config.experts is None
+    config = resolve_config(config, device=torch.device("cuda"), max_positions=max_positions, row_invariant=are_exact)
     target_bytes = held_bytes(models.target)
     both_bytes = held_bytes(*(model for model in models if model is not None))
     drafter_layers = models.drafter.config.layers if models.drafter else ()

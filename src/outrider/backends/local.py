@@ -20,7 +20,8 @@ from outrider.engine.kv_cache import KvCache
 from outrider.engine.proposer import DFlashProposer, FencedProposer
 from outrider.engine.state import RequestState
 from outrider.errors import ConfigError, EngineFault, RequestError
-from outrider.kernels.ops import select_kernels
+from outrider.kernels.ops import Kernels, select_kernels
+from outrider.models.config import TargetConfig
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.gemma import GemmaTarget
 from outrider.models.registry import load_drafter, load_target, target_config
@@ -168,6 +169,11 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def are_rows_exact(kernels: Kernels, target: TargetConfig) -> bool:
+    """True where a row of this target is the same bits in any pass. Experts run on torch's products on a GPU."""
+    return kernels.row_invariant and (target.experts is None or kernels.name != "gpu")
+
+
 def resolve_config(
     config: EngineConfig, *, device: torch.device, max_positions: int, row_invariant: bool = False
 ) -> EngineConfig:
@@ -220,7 +226,7 @@ def load(
         config or EngineConfig(),
         device=place,
         max_positions=declared.max_positions,
-        row_invariant=chosen_kernels.row_invariant,
+        row_invariant=are_rows_exact(chosen_kernels, declared),
     )
     model = load_target(
         checkpoint,

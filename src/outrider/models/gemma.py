@@ -24,6 +24,7 @@ from outrider.models.layers import (
     WeightReader,
 )
 from outrider.weights.loader import Checkpoint, TensorClaims
+from outrider.weights.packed import DenseWeight, PackedWeight
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,19 @@ class GemmaTarget:
         context_length: int,
     ) -> None:
         claims = TensorClaims(checkpoint.tensors, source=checkpoint.source)
-        reader = WeightReader(claims, kernels, norm_offset=config.norm_offset, dtype=dtype, device=device)
+
+        def unpacked(stored: PackedWeight) -> PackedWeight:
+            """A wrong draft costs time, a wrong target text: low-bit products are the drafter's alone for now."""
+            return DenseWeight(stored.name, stored.dequantize(dtype, device))
+
+        reader = WeightReader(
+            claims,
+            kernels,
+            norm_offset=config.norm_offset,
+            dtype=dtype,
+            device=device,
+            quantize=unpacked if kernels.reads_low_bit else None,
+        )
         self.config, self.kernels, self.dtype, self.device = config, kernels, dtype, device
         prefix = config.tensor_prefix
         self.stored_embedding = claims.take(f"{prefix}.embed_tokens.weight", (config.vocab_size, config.hidden_size))
