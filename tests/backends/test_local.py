@@ -199,7 +199,10 @@ def test_row_invariant_kernels_keep_what_was_asked_for() -> None:
 
 
 def test_rows_of_experts_are_exact_on_a_cpu_alone() -> None:
-    dense, experts = toy_target_config(), replace(toy_target_config(), experts=ExpertsSpec(4, 2, 8))
+    dense, experts = (
+        toy_target_config(),
+        replace(toy_target_config(), experts=ExpertsSpec(num_experts=4, num_chosen=2, intermediate_size=8)),
+    )
     for name, is_exact in (("gpu", False), ("cpu", True)):
         kernels = SimpleNamespace(name=name, row_invariant=True)
         assert are_rows_exact(kernels, dense)  # type: ignore[arg-type]
