@@ -7,20 +7,17 @@ row-invariant decode several requests at a time; torch's do one, in constant sha
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from outrider.backends.local import make_engine, resolve_config
 from outrider.backends.memory_plan import plan_caches
 from outrider.core import SamplingParams
-from outrider.engine.batch import Anchors
 from outrider.engine.engine import Engine, EngineConfig
-from outrider.engine.rejection import DraftBlock, point_mass_block
 from outrider.errors import ConfigError
 from outrider.kernels.ops import select_kernels
 from outrider.kernels.reference import TorchKernels
@@ -28,6 +25,7 @@ from outrider.models.config import TargetConfig
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.gemma import GemmaTarget
 from outrider.weights.packed import DenseWeight
+from tests.device_script import DeviceScript
 from tests.scripted import make_test_engine
 from tests.toy import SOURCE, toy_checkpoint, toy_drafter_config, toy_drafter_tensors, toy_target_config
 
@@ -127,37 +125,13 @@ def plain_texts(name: str) -> list[list[int]]:
     return run(make_engine(target(name), None, None, fitted(name, cuda_graphs=False)))
 
 
-class DeviceScript:
-    """Each prompt's plain text, found by seat, with slots spoiled so that every count of accepted drafts occurs."""
-
-    name = "device script"
-    max_draft_length = default_draft_length = MAX_DRAFTS
-
-    def __init__(self, texts: Sequence[Sequence[int]], tap_layers: tuple[int, ...] = ()) -> None:
-        self.texts = torch.zeros(len(texts), CONTEXT_LENGTH, dtype=torch.int64)
-        for seat, text in enumerate(texts):
-            self.texts[seat, : len(text)] = torch.tensor(text)
-        self.texts, self.tap_layers = self.texts.to(CUDA), tap_layers
-
-    def propose(self, batch: Anchors, draft_length: int) -> DraftBlock:
-        return self.propose_greedily(batch, draft_length)
-
-    def propose_greedily(self, anchors: Anchors, draft_length: int) -> DraftBlock:
-        slots = torch.arange(draft_length, device=CUDA)
-        places = (anchors.anchor_positions[:, None] + 1 + slots).clamp_max(CONTEXT_LENGTH - 1)
-        drafts = self.texts[anchors.seats.clamp_min(0)[:, None], places]
-        is_spoiled = slots == (anchors.anchor_positions // 3 % (MAX_DRAFTS + 1))[:, None]
-        return point_mass_block(torch.where(is_spoiled, (drafts + 1) % VOCAB, drafts), torch.float32)
-
-    def commit(self, taps: Tensor, seats: Tensor, positions: Tensor) -> None:
-        pass
-
-
 def scripted_engine(name: str, **settings: Any) -> Engine:
     """Seats are given in the order of the prompts where there is one for each; else drafts are wrong, and no harm."""
     texts = [[*prompt, *text] for prompt, text in zip(PROMPTS, plain_texts(name), strict=True)]
     config = fitted(name, **settings)
-    engine = make_test_engine(target(name), DeviceScript(texts), **vars(config))
+    engine = make_test_engine(
+        target(name), DeviceScript(texts, max_draft_length=MAX_DRAFTS, vocab_size=VOCAB, device=CUDA), **vars(config)
+    )
     engine.warm_up()
     return engine
 
