@@ -1,4 +1,4 @@
-"""Drafts that are known to be right, or wrong in one slot, as a function of tensors: what a captured cycle can replay."""
+"""Drafts that are known to be right, or wrong in one slot, as a function of tensors, which captured cycles replay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.engine.rejection import DraftBlock, point_mass_block
 
 
 class DeviceScript:
-    """Each seat's text, prompt included; by the anchor's position one slot is spoiled, or none, so that all counts occur.
+    """Each seat's text, prompt included; by the anchor's position one slot is spoiled, or none: all counts occur.
 
     Seats are given in the order of the texts where there is one for each; else drafts are wrong, and no harm.
     """
