@@ -90,11 +90,13 @@ def run(seat: int, first: int, count: int, window: int | None = None) -> list[Sp
 SPARE = (-1, 0, 0, 0, 0)
 
 
-def test_decode_and_ragged_verify_rows_of_several_seats() -> None:
+def test_decode_and_ragged_verify_rows_of_several_seats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that end at a seat, at a spare row, and at a border of rows; a chunk's border inside a run."""
-    spans = [*run(0, 127, 3), SPARE, *run(2, 0, 1), *run(1, 140, 2)]
-    ours = Layer.random(SMALL, width=10).check(*spans)
+    spans, layer = [*run(0, 127, 3), SPARE, *run(2, 0, 1), *run(1, 140, 2)], Layer.random(SMALL, width=10)
+    ours = layer.check(*spans)
     assert not ours[3].any()
+    monkeypatch.setattr(module, "MOST_ROWS_WITH_PROGRAMS", 0)  # as a long prompt: a program takes run after run
+    assert torch.equal(layer.attend(*spans)[0], ours)
 
 
 def test_a_window_over_a_ring_that_has_wrapped() -> None:

@@ -71,13 +71,13 @@ def finish_context(shape: str) -> Callable[[], object]:
 
 
 def attend(
-    shape: str, architecture: int, *, num_fresh: int = 0, table_width: int = TABLE_WIDTH
+    shape: str, architecture: int, *, num_rows: int = NUM_ROWS, num_fresh: int = 0, table_width: int = TABLE_WIDTH
 ) -> Callable[[], object]:
     """Attention as a GPU of that architecture tiles it."""
     num_heads, num_groups, size = SHAPES[shape]
     cache = empty_cache(num_groups, size)._replace(table=empty(NUM_SEATS, table_width, dtype=torch.int32))
     fresh = empty(num_fresh, num_groups, size) if num_fresh else None
-    queries, spans = empty(NUM_ROWS, num_heads, size), empty(NUM_ROWS, 5, dtype=torch.int32)
+    queries, spans = empty(num_rows, num_heads, size), empty(num_rows, 5, dtype=torch.int32)
 
     def call() -> object:
         with unittest.mock.patch.object(paged, "architecture_of", return_value=architecture):
@@ -141,6 +141,7 @@ def cases_for(architecture: int) -> dict[str, Callable[[], object]]:
         **{f"finish_heads {shape}": finish_heads(shape) for shape in SHAPES},
         **{f"attention {shape}": attend(shape, architecture) for shape in SHAPES},
         "attention long": attend("full", architecture, table_width=2048),
+        "attention of a prompt": attend("sliding", architecture, num_rows=1024),
         "attention fresh": attend("draft", architecture, num_fresh=16),
         **{
             f"{kind} {name} {num_rows}": low_bit(name, kind, num_rows, architecture)

@@ -21,6 +21,7 @@ from outrider.kernels.layer_cache import LayerCache
 SLIDING_CHUNK, FULL_CHUNK = 128, 64  # positions of a chunk, and of the first ones where they grow
 CHUNKS_A_LEVEL = tl.constexpr(8)  # chunks of one size before they double
 FULL_LEVELS = 4  # doublings
+MOST_ROWS_WITH_PROGRAMS = 64  # of a pass; with more, programs that have nothing to do would be most of the time
 LONGEST_RING = 4096  # positions; a longer ring has growing chunks, or a long context would have too many
 SCRATCH_BYTES = 512 << 20  # for the parts of a pass; more rows than it has room for are served in turn
 LOG2_E = 1.4426950408889634
@@ -91,7 +92,8 @@ def _oldest(start, end, ring):
 
 
 @triton.jit
-def attention_part_kernel(
+def _attend_run(
+    row,
     queries,
     keys,
     values,
@@ -122,11 +124,7 @@ def attention_part_kernel(
     NUM_STAGES: tl.constexpr,
     ONE_PAGE: tl.constexpr,
 ):
-    """One chunk, or the fresh rows; one key/value head; and the rows from this one to the end of its run.
-
-    A run ends where the seat changes or at a border of rows; programs of the rows within it have nothing to do.
-    """
-    row = tl.program_id(2)
+    """The part of one run that begins at `row`, into scratch memory; how many rows the run has."""
     group = tl.program_id(1) % NUM_GROUPS
     RUN_ROWS: tl.constexpr = QUERY_ROWS // HEADS_A_GROUP
 
@@ -138,16 +136,14 @@ def attention_part_kernel(
     line_rows = (row + offsets).to(tl.int64)
     heads = group * HEADS_A_GROUP + lines % HEADS_A_GROUP
     seat = tl.load(spans + row * SPAN_SIZE)
-    seat_before = tl.load(spans + tl.maximum(row - 1, 0) * SPAN_SIZE)
     seats = tl.load(spans + line_rows * SPAN_SIZE, mask=fits, other=-1)
     SPAN: tl.constexpr = 3 if FRESH_PART else 1
     starts = tl.load(spans + line_rows * SPAN_SIZE + SPAN, mask=fits, other=0)
     ends = tl.load(spans + line_rows * SPAN_SIZE + SPAN + 1, mask=fits, other=0)
-    if (seat < 0) | ((row % RUN_ROWS > 0) & (seat_before == seat)):
-        return
     if not FRESH_PART:
         starts = _oldest(starts, ends, page_size * table_width)
-    inside = fits & (offsets < tl.min(tl.where(seats == seat, RUN_ROWS, offsets)))
+    run_rows = tl.min(tl.where(seats == seat, RUN_ROWS, offsets))
+    inside = fits & (offsets < tl.where(seat < 0, 0, run_rows))
     sees = inside & (starts < ends)
     first = tl.min(tl.where(sees, starts, 2147483647))
     end = tl.max(tl.where(sees, ends, 0))
@@ -160,54 +156,167 @@ def attention_part_kernel(
         chunk += (part + num_parts - chunk % num_parts) % num_parts
         first = tl.maximum(first, _chunk_start(chunk, CHUNK, LEVELS))
         end = tl.minimum(end, _chunk_start(chunk + 1, CHUNK, LEVELS))
-    if first >= end:
-        return
-
-    columns = tl.arange(0, BLOCK_D)
-    own_columns = tl.program_id(1) // NUM_GROUPS * VALUE_COLUMNS + tl.arange(0, VALUE_COLUMNS)
-    query_at = line_rows[:, None] * query_stride + heads[:, None] * HEAD_SIZE + columns[None, :]
-    tile = tl.load(queries + query_at, mask=inside[:, None] & (columns < HEAD_SIZE)[None, :], other=0.0)
-    best = tl.full([QUERY_ROWS], NOT_SEEN, tl.float32)
-    total = tl.zeros([QUERY_ROWS], tl.float32)
-    summed = tl.zeros([QUERY_ROWS, VALUE_COLUMNS], tl.float32)
-    for tile_start in tl.range(first // KEY_ROWS * KEY_ROWS, end, KEY_ROWS, num_stages=NUM_STAGES):
-        positions = tile_start + tl.arange(0, KEY_ROWS)
-        seen = (positions >= first) & (positions < end)
-        if FRESH_PART:
-            places = positions.to(tl.int64) * slot_stride + group * head_stride
-        else:
-            if ONE_PAGE:  # a tile lies in one page: one entry is read, and not one for each key
-                entry = table + seat * table_width + tile_start // page_size % table_width
-                pages = tl.load(entry) + tl.zeros([KEY_ROWS], tl.int32)
+    if first < end:
+        columns = tl.arange(0, BLOCK_D)
+        own_columns = tl.program_id(1) // NUM_GROUPS * VALUE_COLUMNS + tl.arange(0, VALUE_COLUMNS)
+        query_at = line_rows[:, None] * query_stride + heads[:, None] * HEAD_SIZE + columns[None, :]
+        tile = tl.load(queries + query_at, mask=inside[:, None] & (columns < HEAD_SIZE)[None, :], other=0.0)
+        best = tl.full([QUERY_ROWS], NOT_SEEN, tl.float32)
+        total = tl.zeros([QUERY_ROWS], tl.float32)
+        summed = tl.zeros([QUERY_ROWS, VALUE_COLUMNS], tl.float32)
+        for tile_start in tl.range(first // KEY_ROWS * KEY_ROWS, end, KEY_ROWS, num_stages=NUM_STAGES):
+            positions = tile_start + tl.arange(0, KEY_ROWS)
+            seen = (positions >= first) & (positions < end)
+            if FRESH_PART:
+                places = positions.to(tl.int64) * slot_stride + group * head_stride
             else:
-                entries = table + seat * table_width + positions // page_size % table_width
-                pages = tl.load(entries, mask=seen, other=-1)
-            seen = seen & (pages >= 0)
-            places = pages.to(tl.int64) * page_stride + positions % page_size * slot_stride + group * head_stride
-        # What no row of the run sees is not read: a slot may hold anything, and 0 * NaN would be NaN.
-        is_key = seen[:, None] & (columns < HEAD_SIZE)[None, :]
-        key_tile = tl.load(keys + places[:, None] + columns[None, :], mask=is_key, other=0.0)
-        scores = tl.dot(tile, tl.trans(key_tile), input_precision="ieee") * scale
-        visible = seen[None, :] & (positions[None, :] >= starts[:, None]) & (positions[None, :] < ends[:, None])
-        scores = tl.where(visible, scores, NOT_SEEN)
-        new_best = tl.maximum(best, tl.max(scores, axis=1))
-        base = tl.where(new_best == NOT_SEEN, 0.0, new_best)
-        kept = tl.exp2(best - base)
-        weights = tl.exp2(scores - base[:, None])
-        is_value = seen[:, None] & (own_columns < HEAD_SIZE)[None, :]
-        value_tile = tl.load(values + places[:, None] + own_columns[None, :], mask=is_value, other=0.0)
-        total = total * kept + tl.sum(weights, axis=1)
-        summed = tl.dot(weights.to(value_tile.dtype), value_tile, summed * kept[:, None], input_precision="ieee")
-        best = new_best
+                if ONE_PAGE:  # a tile lies in one page: one entry is read, and not one for each key
+                    entry = table + seat * table_width + tile_start // page_size % table_width
+                    pages = tl.load(entry) + tl.zeros([KEY_ROWS], tl.int32)
+                else:
+                    entries = table + seat * table_width + positions // page_size % table_width
+                    pages = tl.load(entries, mask=seen, other=-1)
+                seen = seen & (pages >= 0)
+                places = pages.to(tl.int64) * page_stride + positions % page_size * slot_stride + group * head_stride
+            # What no row of the run sees is not read: a slot may hold anything, and 0 * NaN would be NaN.
+            is_key = seen[:, None] & (columns < HEAD_SIZE)[None, :]
+            key_tile = tl.load(keys + places[:, None] + columns[None, :], mask=is_key, other=0.0)
+            scores = tl.dot(tile, tl.trans(key_tile), input_precision="ieee") * scale
+            visible = seen[None, :] & (positions[None, :] >= starts[:, None]) & (positions[None, :] < ends[:, None])
+            scores = tl.where(visible, scores, NOT_SEEN)
+            new_best = tl.maximum(best, tl.max(scores, axis=1))
+            base = tl.where(new_best == NOT_SEEN, 0.0, new_best)
+            kept = tl.exp2(best - base)
+            weights = tl.exp2(scores - base[:, None])
+            is_value = seen[:, None] & (own_columns < HEAD_SIZE)[None, :]
+            value_tile = tl.load(values + places[:, None] + own_columns[None, :], mask=is_value, other=0.0)
+            total = total * kept + tl.sum(weights, axis=1)
+            summed = tl.dot(weights.to(value_tile.dtype), value_tile, summed * kept[:, None], input_precision="ieee")
+            best = new_best
 
-    slots = (line_rows * NUM_GROUPS * HEADS_A_GROUP + heads) * (num_parts + 1) + part
-    tl.store(
-        sums + slots[:, None] * HEAD_SIZE + own_columns[None, :],
-        summed,
-        mask=inside[:, None] & (own_columns < HEAD_SIZE)[None, :],
-    )
-    tl.store(largest + slots, best, mask=inside)
-    tl.store(totals + slots, total, mask=inside)
+        slots = (line_rows * NUM_GROUPS * HEADS_A_GROUP + heads) * (num_parts + 1) + part
+        tl.store(
+            sums + slots[:, None] * HEAD_SIZE + own_columns[None, :],
+            summed,
+            mask=inside[:, None] & (own_columns < HEAD_SIZE)[None, :],
+        )
+        tl.store(largest + slots, best, mask=inside)
+        tl.store(totals + slots, total, mask=inside)
+    return run_rows
+
+
+@triton.jit
+def attention_part_kernel(
+    queries,
+    keys,
+    values,
+    table,
+    spans,
+    sums,
+    largest,
+    totals,
+    num_rows,
+    query_stride,
+    page_stride,
+    slot_stride,
+    head_stride,
+    page_size,
+    table_width,
+    num_parts,
+    scale,
+    WHOLE_TILES: tl.constexpr,
+    FRESH_PART: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    HEADS_A_GROUP: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    VALUE_COLUMNS: tl.constexpr,
+    QUERY_ROWS: tl.constexpr,
+    KEY_ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    LEVELS: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+    ONE_PAGE: tl.constexpr,
+):
+    """One chunk, or the fresh rows, of one key/value head, for a run of rows that share a seat.
+
+    A run ends where the seat changes or at a border of rows. With few rows every row has a program, and those of rows
+    within a run have nothing to do; with many there is one for all between two borders, which takes run after run.
+    """
+    RUN_ROWS: tl.constexpr = QUERY_ROWS // HEADS_A_GROUP
+    if WHOLE_TILES:
+        row = tl.program_id(2) * RUN_ROWS
+        after = tl.minimum(row + RUN_ROWS, num_rows)
+        while row < after:
+            row += _attend_run(
+                row,
+                queries,
+                keys,
+                values,
+                table,
+                spans,
+                sums,
+                largest,
+                totals,
+                num_rows,
+                query_stride,
+                page_stride,
+                slot_stride,
+                head_stride,
+                page_size,
+                table_width,
+                num_parts,
+                scale,
+                FRESH_PART,
+                NUM_GROUPS,
+                HEADS_A_GROUP,
+                HEAD_SIZE,
+                BLOCK_D,
+                VALUE_COLUMNS,
+                QUERY_ROWS,
+                KEY_ROWS,
+                CHUNK,
+                LEVELS,
+                NUM_STAGES,
+                ONE_PAGE,
+            )
+    else:
+        row = tl.program_id(2)
+        seat = tl.load(spans + row * SPAN_SIZE)
+        seat_before = tl.load(spans + tl.maximum(row - 1, 0) * SPAN_SIZE)
+        if (row % RUN_ROWS == 0) | (seat_before != seat):
+            _attend_run(
+                row,
+                queries,
+                keys,
+                values,
+                table,
+                spans,
+                sums,
+                largest,
+                totals,
+                num_rows,
+                query_stride,
+                page_stride,
+                slot_stride,
+                head_stride,
+                page_size,
+                table_width,
+                num_parts,
+                scale,
+                FRESH_PART,
+                NUM_GROUPS,
+                HEADS_A_GROUP,
+                HEAD_SIZE,
+                BLOCK_D,
+                VALUE_COLUMNS,
+                QUERY_ROWS,
+                KEY_ROWS,
+                CHUNK,
+                LEVELS,
+                NUM_STAGES,
+                ONE_PAGE,
+            )
 
 
 @triton.jit
@@ -349,12 +458,15 @@ def _attend(
     value_columns = min(tiling.value_columns, sizes.constants["BLOCK_D"])
     num_splits = triton.cdiv(head_size, value_columns)
     num_groups = cache.keys.shape[2]
+    num_programs = num_rows
+    if num_rows > MOST_ROWS_WITH_PROGRAMS:
+        num_programs = triton.cdiv(num_rows, tiling.query_rows // (num_heads // num_groups))
     sources = [(cache.keys, cache.values, False)]
     if fresh_k is not None and fresh_v is not None:
         sources.append((fresh_k[None], fresh_v[None], True))
     for keys, values, is_fresh in sources:
         assert keys.stride() == values.stride() and keys.stride(3) == 1, (keys.stride(), values.stride())  # noqa: PT018
-        attention_part_kernel[(1 if is_fresh else num_parts, num_groups * num_splits, num_rows)](
+        attention_part_kernel[(1 if is_fresh else num_parts, num_groups * num_splits, num_programs)](
             queries,
             keys,
             values,
@@ -370,6 +482,7 @@ def _attend(
             cache.table.shape[1],
             num_parts,
             scale * LOG2_E,
+            WHOLE_TILES=num_programs < num_rows,
             FRESH_PART=is_fresh,
             NUM_GROUPS=num_groups,
             HEADS_A_GROUP=num_heads // num_groups,
