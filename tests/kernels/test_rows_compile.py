@@ -12,7 +12,7 @@ import pytest
 from tests.kernels.triton_compile import SHARED_LIMITS_BYTES, compile_cases
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-MAX_SPILLED_BYTES = 64  # of stack, a thread
+MAX_SPILLED_BYTES = 96  # of stack, a thread
 # One program that spills is quicker here than two that compute every score twice (experiments/LOG.md).
 MAX_SPILLED_WHOLE_VALUES = {"attention full": 768, "attention long": 768}
 QUICK = ("product 16", "int4 product 16")
