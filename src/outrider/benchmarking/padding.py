@@ -12,7 +12,7 @@ from outrider.errors import ConfigError
 if TYPE_CHECKING:
     from outrider.benchmarking.request_sets import Item
 
-_CALIBRATION_ENTRIES = 40
+_CALIBRATION_ENTRIES = 8
 _PLACES = ("Northmere", "Alderby", "the upper lock", "Saltwick", "the mill", "Hexbridge", "the coal wharf", "Eastholm")
 _CARGOES = ("timber", "barley", "slate", "wool", "coal", "cider", "bricks", "apples")
 _WINDS = ("a light wind from the east", "no wind at all", "rain until noon", "fog on the water", "a hard frost")

@@ -80,7 +80,7 @@ def run_sweep(
     plan: Plan,
     load: Load,
     *,
-    progress: Callable[[str], None] = str,
+    progress: Callable[[str], object] = str,
 ) -> dict[Cell, list[Run]]:
     """Runs of every condition and draft length, one a round. `load` says the rest: requests a run, tokens, warm-ups.
 
@@ -115,6 +115,8 @@ def _padded_set(asker: Asker, request_set: RequestSet, num_tokens: int | None) -
     def count(item: Item) -> int:
         request = ChatRequest(messages=item.messages, prompt=item.prompt, tools=item.tools, max_tokens=1)
         sample = asker.complete(request)
+        if sample.error is not None:
+            raise ConfigError(f"the server refused a prompt of {request_set.name}: {sample.error}")
         if sample.num_prompt_tokens is None:
             raise EngineFault(
                 f"the server did not say how long a prompt is ({sample.error}); it must answer with usage."
@@ -146,7 +148,7 @@ def summarize_sweep(runs: dict[Cell, list[Run]]) -> list[dict[str, Any]]:
         for length in speeds:
             each = runs[condition, length]
             is_best = length == best
-            ratio, interval = (1.0, None) if is_best else ratio_interval(speeds[length], speeds[best])
+            ratio, interval = (1.0, None) if is_best else _ratio_interval(speeds[length], speeds[best])
             summaries = [summarize(run) for run in each]
             rows.append(
                 {
@@ -177,7 +179,7 @@ def item_speeds(runs: Sequence[Run]) -> dict[int, float]:
     return {place: fmean(values) for place, values in places.items() if len(values) == len(runs)}
 
 
-def ratio_interval(speeds: dict[int, float], best: dict[int, float]) -> tuple[float | None, list[float] | None]:
+def _ratio_interval(speeds: dict[int, float], best: dict[int, float]) -> tuple[float | None, list[float] | None]:
     """Speed as a share of the best one's and its 95 % interval: Student's t on differences of logs, place by place."""
     differences = [speeds[place] - best[place] for place in speeds if place in best]
     if not differences:
