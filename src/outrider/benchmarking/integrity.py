@@ -21,7 +21,7 @@ class Limits:
     max_client_lag_s: float = 0.02
     max_arrival_lag_s: float = 0.1
     num_robust_deviations: float = 3.0
-    """How far the first tenth's median may be from the others' before the warm-up is thought too short (T-064)."""
+    """How far the first tenth's median may be above the others' before the warm-up is thought too short (T-064)."""
     least_deviation: float = 0.05
     """Of the median: requests whose times hardly differ are no reason for a warning."""
 
@@ -134,6 +134,6 @@ def _warm_up(samples: Sequence[Sample], limits: Limits) -> Iterator[Finding]:
     usual = median(others)
     deviation = _NORMAL_DEVIATIONS_PER_MAD * median(abs(each - usual) for each in others)
     allowed = limits.num_robust_deviations * max(deviation, limits.least_deviation * usual)
-    if abs(median(first) - usual) > allowed:
+    if median(first) - usual > allowed:
         ratio = median(first) / usual
         yield Finding("warm_up", False, f"the first tenth took {ratio:.1f} times as long: give more warm-up requests")

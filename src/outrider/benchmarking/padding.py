@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from math import floor
 from typing import TYPE_CHECKING
 
 from outrider.errors import ConfigError
@@ -12,7 +13,8 @@ from outrider.errors import ConfigError
 if TYPE_CHECKING:
     from outrider.benchmarking.request_sets import Item
 
-_CALIBRATION_ENTRIES = 8
+_FIRST_ENTRIES = 4  # few, since a short context must have room for them
+_MAX_TRIES = 5
 _PLACES = ("Northmere", "Alderby", "the upper lock", "Saltwick", "the mill", "Hexbridge", "the coal wharf", "Eastholm")
 _CARGOES = ("timber", "barley", "slate", "wool", "coal", "cider", "bricks", "apples")
 _WINDS = ("a light wind from the east", "no wind at all", "rain until noon", "fog on the water", "a hard frost")
@@ -52,18 +54,22 @@ def padded(item: Item, num_entries: int, *, seed: int) -> Item:
 def pad_to(item: Item, num_tokens: int, *, seed: int, count: Callable[[Item], int]) -> Item:
     """The item with a log that brings its prompt to about `num_tokens` as the server counts them, never to more.
 
-    `count` asks the server. An entry is weighed by a first try, so that it ends within two entries or 3 %.
+    `count` asks the server. Each try weighs an entry anew, so that a few tries end within two entries or 3 %.
     ConfigError for an item that is longer to begin with.
     """
     num_bare = count(item)
     if num_bare > num_tokens:
         raise ConfigError(f"a prompt has {num_bare} tokens as it is; give a context length of at least that.")
-    entry_tokens = max(1.0, (count(padded(item, _CALIBRATION_ENTRIES, seed=seed)) - num_bare) / _CALIBRATION_ENTRIES)
-    num_entries = int((num_tokens - num_bare) / entry_tokens)
-    while num_entries > 0:
+    entry_tokens = max(1.0, (count(padded(item, _FIRST_ENTRIES, seed=seed)) - num_bare) / _FIRST_ENTRIES)
+    kept, num_entries, num_found = item, 0, num_bare
+    for _ in range(_MAX_TRIES):
+        num_more = floor((num_tokens - num_found) / entry_tokens)
+        num_entries += num_more
+        if num_more == 0 or num_entries < 1:
+            break
         tried = padded(item, num_entries, seed=seed)
-        num_over = count(tried) - num_tokens
-        if num_over <= 0:
-            return tried
-        num_entries -= max(1, int(num_over / entry_tokens))
-    return item
+        num_found = count(tried)
+        entry_tokens = max(1.0, (num_found - num_bare) / num_entries)
+        if num_found <= num_tokens:
+            kept = tried
+    return kept
