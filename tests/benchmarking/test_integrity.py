@@ -77,7 +77,7 @@ def test_counts_may_differ_by_a_stop_token_each() -> None:
 
 def test_tokens_of_a_lost_answer_are_ours() -> None:
     lost = changed(3, error="lost", num_output_tokens=None)
-    assert names(run(lost, counted=replace(COUNTED, num_generation_tokens=220))) == {"request_errors"}
+    assert names(run(lost, counted=replace(COUNTED, num_generation_tokens=235))) == {"request_errors"}
     assert "other_tenant" in names(run(lost, counted=replace(COUNTED, num_generation_tokens=241)))
 
 

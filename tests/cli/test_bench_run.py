@@ -109,6 +109,13 @@ def test_bad_input_is_refused(url: str, arguments: list[str], named: str) -> Non
     assert named in str(shown.exception)
 
 
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_missing_packages_are_named(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_run, "find_spec", lambda name: None if name == "httpx" else object())
+    shown = run(command, "http://127.0.0.1:9")
+    assert "httpx not installed. Run: pip install 'outrider[bench]'" in str(shown.exception)
+
+
 def test_fields_of_the_body() -> None:
     given = ['speculative={"enabled": false}', "top_p=0.9"]
     assert bench_run.body_fields(given, ignore_eos=True) == {

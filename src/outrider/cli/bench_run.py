@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,6 +80,7 @@ def run(
     Tokens are the server's own count, never chunks; the first requests are discarded. Exit code 1 where something
     spoiled the run: it is named under integrity.
     """
+    _check_packages()
     from outrider.benchmarking.client import ServerClient
     from outrider.benchmarking.request_sets import load_request_set
     from outrider.benchmarking.run_summary import run_record, summarize
@@ -142,6 +144,7 @@ def sweep(
 
     Combinations are interleaved and compared prompt by prompt. Exit code 1 where something spoiled a run.
     """
+    _check_packages()
     from outrider.benchmarking.client import ServerClient
     from outrider.benchmarking.request_sets import load_request_set
     from outrider.benchmarking.runner import Load
@@ -175,6 +178,13 @@ def sweep(
     emit_json({"summary": rows}) if as_json else _show_sweep(rows, target)
     if any(row["faults"] for row in rows):
         raise typer.Exit(1)
+
+
+def _check_packages() -> None:
+    """ConfigError where the packages that measuring needs are not installed."""
+    missing = [name for name in ("httpx", "prometheus_client", "scipy") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} not installed. Run: pip install 'outrider[bench]'.")
 
 
 def body_fields(given: list[str] | None, *, ignore_eos: bool = False) -> dict[str, Any]:
