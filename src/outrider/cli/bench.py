@@ -17,11 +17,13 @@ from outrider.backends.dummy_configs import DUMMY_NAMES, dummy_target_config
 from outrider.benchmarking.decode import CellKey, CellPlan, decode_record, number_list, plan_cells, run_ours, summarize
 from outrider.benchmarking.peer import check_peer, run_peer
 from outrider.benchmarking.record import write_record
-from outrider.cli import options
+from outrider.cli import bench_run, options
 from outrider.cli.output import console, emit_json, progress_line, show, writable
 from outrider.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Time decoding and kernels on made-up weights of public dimensions.")
+app = typer.Typer(no_args_is_help=True, help="Measure a server; time decoding and kernels on made-up weights.")
+app.command()(bench_run.run)
+app.command()(bench_run.sweep)
 
 TargetName = Annotated[str, typer.Option(help=f"One of {', '.join(DUMMY_NAMES)}: weights are made up.")]
 SHOWN_KERNELS = 12
