@@ -55,9 +55,9 @@ def cause_of(slow: Sequence[Work], fast: Sequence[Work]) -> str:
         prefill_s += work.ttft_s - ttft_s
         if work.server_s is not None:
             client_s += work.e2e_s - work.server_s - _usual(fast, work.kind, _outside)
-    if client_s >= MIN_SHARE * extra_s:
+    if client_s > 0 and client_s >= MIN_SHARE * extra_s:
         return CLIENT
-    if prefill_s >= MIN_SHARE * extra_s:
+    if prefill_s > 0 and prefill_s >= MIN_SHARE * extra_s:
         return PREFILL
     return _cause_of_decoding(slow, fast)
 

@@ -1,4 +1,4 @@
-"""Phases and cycles in the speeds of successive requests: where a server jumped to another level, and whether it repeats.
+"""Phases and cycles in the speeds of successive requests: where a server jumped to another level, and what repeats.
 
 A phase begins with a jump, so drift makes none. All arithmetic is on logarithms: a fall from 200 to 100 weighs as much
 as one from 20 to 10.
@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import exp, inf, log
+from math import exp, inf, log, sqrt
 
 MIN_REQUESTS = 6
 """Fewer cannot tell a level from noise: they are one phase."""
@@ -72,8 +72,8 @@ def find_phases(rates: Sequence[float]) -> Phases:
 
     Log speeds are cut into pieces of least squared deviation at a price a piece (optimal partitioning, Jackson et al.
     2005); a cut stays where the medians beside it differ by `MIN_STEP` and by `NUM_DEVIATIONS` of the noise, which is
-    estimated from the smaller differences of neighbours, so that neither drift nor a few jumps count as noise. ValueError for a
-    speed that is not above 0: a request that failed has none, leave it out.
+    estimated from the smaller differences of neighbours, so that neither drift nor jumps count as noise. ValueError
+    for a speed that is not above 0: a request that failed has none, leave it out.
     """
     if any(not 0 < rate < inf for rate in rates):
         raise ValueError("phases need speeds above 0; leave out requests that have none.")
@@ -95,7 +95,7 @@ def _noise(logs: Sequence[float]) -> float:
     A normal difference lies within 0.4307 of its deviations in a third of cases; jumps are among the other two thirds.
     """
     steps = sorted(abs(after - before) for before, after in pairwise(logs))
-    deviation = steps[len(steps) // 3] / 0.4307 / 2**0.5
+    deviation = steps[len(steps) // 3] / 0.4307 / sqrt(2)
     return max(MIN_DEVIATION, deviation * (1 + 3 / len(steps)))
 
 
@@ -126,7 +126,8 @@ def _keep_jumps(logs: Sequence[float], borders: Sequence[int], deviation: float)
     """The borders without those where no jump is: the weakest goes first, since that changes its neighbours."""
     kept = [*borders, len(logs)]
     while len(kept) > 2:
-        strengths = [_strength(logs, *kept[at - 1 : at + 2], deviation) for at in range(1, len(kept) - 1)]
+        sides = zip(kept, kept[1:], kept[2:], strict=False)
+        strengths = [_strength(logs, start, border, end, deviation) for start, border, end in sides]
         weakest = min(range(len(strengths)), key=strengths.__getitem__)
         if strengths[weakest] >= 1:
             break
@@ -141,26 +142,35 @@ def _strength(logs: Sequence[float], start: int, border: int, end: int, deviatio
     around = logs[max(0, border - NUM_DRIFTING) : border + NUM_DRIFTING]
     drift = statistics.median(after - before for before, after in pairwise(around)) * (end - start) / 2
     rest = abs(step) - (abs(drift) if drift * step > 0 else 0.0)
-    error = deviation * (1 / (border - start) + 1 / (end - border)) ** 0.5
+    error = deviation * sqrt(1 / (border - start) + 1 / (end - border))
     return rest / max(-log(1 - MIN_STEP), NUM_DEVIATIONS * error)
 
 
 def _named(rates: Sequence[float], borders: Sequence[int]) -> tuple[Phase, ...]:
-    """Names for pieces, by the fast level of late: what it is when it comes back is what it has drifted to."""
+    """Names for pieces. A level is fast if it is what the last fast one was in the end, wherever that had drifted to.
+
+    Until there is one, the first level is fast if it falls to the next, and a later one if it rose to get there.
+    """
     pieces = [_phase("", rates, start, end) for start, end in pairwise(borders)]
     if len(pieces) == 1:
         return (replace(pieces[0], name="steady"),)
     pieces = _with_transitions(rates, pieces)
-    fastest = max(piece.tokens_per_s for piece in pieces)
+    levels = [piece for piece in pieces if piece.name != "transition"]
     fast: float | None = None
-    named = []
-    for piece in pieces:
-        if piece.name != "transition":
-            is_fast = piece.tokens_per_s > (1 - MIN_STEP) * (fast or fastest)
-            piece = replace(piece, name=("fast" if fast is None else "recovered") if is_fast else "degraded")
-            fast = piece.tokens_per_s if is_fast else fast
-        named.append(piece)
-    return tuple(named)
+    last = _beside(rates, levels[1])[0]
+    names = dict[int, str]()
+    for piece in levels:
+        begin, end = _beside(rates, piece)
+        is_fast = begin > (1 - MIN_STEP) * fast if fast is not None else (end if not names else begin) > last
+        names[piece.first] = "degraded" if not is_fast else "recovered" if "fast" in names.values() else "fast"
+        fast, last = end if is_fast else fast, end
+    return tuple(replace(piece, name=names.get(piece.first, piece.name)) for piece in pieces)
+
+
+def _beside(rates: Sequence[float], piece: Phase) -> tuple[float, float]:
+    """Medians of the requests just inside both borders of a piece."""
+    inside = rates[piece.first - 1 : piece.last]
+    return statistics.median(inside[:NUM_NEIGHBOURS]), statistics.median(inside[-NUM_NEIGHBOURS:])
 
 
 def _with_transitions(rates: Sequence[float], pieces: Sequence[Phase]) -> list[Phase]:

@@ -1,4 +1,4 @@
-"""Agent sessions for long runs: conversations whose context grows by tool results, the same in every run but for a salt.
+"""Agent sessions for long runs: conversations whose context grows by tool results, alike in all runs but for a salt.
 
 Shapes and sizes follow what people soak their servers with: 20 fresh sessions of five turns, or five that grow to some
 25,000 tokens.
@@ -27,12 +27,73 @@ TOOLS: tuple[dict[str, Any], ...] = (
     },
 )
 SYSTEM = "You are a careful assistant in a software project. Answer briefly and to the point. Session {salt}."
-_WORDS = (
-    "accepted anchor answer batch block boundary build cache check client clock column commit context counter cycle "
-    "decode device draft error field file filter graph header index kernel layer length limit logits mask memory model "
-    "number offset output page position prefix prompt queue ready record request result row sample seat server session "
-    "shape slot stream table target test thread token update value vector version window worker"
-).split()
+_WORDS = [
+    "accepted",
+    "anchor",
+    "answer",
+    "batch",
+    "block",
+    "boundary",
+    "build",
+    "cache",
+    "check",
+    "client",
+    "clock",
+    "column",
+    "commit",
+    "context",
+    "counter",
+    "cycle",
+    "decode",
+    "device",
+    "draft",
+    "error",
+    "field",
+    "file",
+    "filter",
+    "graph",
+    "header",
+    "index",
+    "kernel",
+    "layer",
+    "length",
+    "limit",
+    "logits",
+    "mask",
+    "memory",
+    "model",
+    "number",
+    "offset",
+    "output",
+    "page",
+    "position",
+    "prefix",
+    "prompt",
+    "queue",
+    "ready",
+    "record",
+    "request",
+    "result",
+    "row",
+    "sample",
+    "seat",
+    "server",
+    "session",
+    "shape",
+    "slot",
+    "stream",
+    "table",
+    "target",
+    "test",
+    "thread",
+    "token",
+    "update",
+    "value",
+    "vector",
+    "version",
+    "window",
+    "worker",
+]
 
 
 @dataclass(frozen=True)
@@ -114,7 +175,9 @@ class Conversation:
             self._messages.append({"role": "assistant", "content": sample.text or "(no answer)"})
             return
         ids = [call.get("id") or f"call_{len(self._messages)}_{at}" for at, call in enumerate(sample.tool_calls)]
-        calls = [_call(found, call["name"], call["arguments"]) for found, call in zip(ids, sample.tool_calls, strict=True)]
+        calls = [
+            _call(found, call["name"], call["arguments"]) for found, call in zip(ids, sample.tool_calls, strict=True)
+        ]
         self._messages.append({"role": "assistant", "content": sample.text, "tool_calls": calls})
         for found in ids:
             self._messages.append({"role": "tool", "tool_call_id": found, "content": "The file is empty."})
@@ -136,7 +199,7 @@ class Conversation:
 
 
 def made_up_log(num_characters: int, salt: str) -> str:
-    """Lines of a log that never was: exactly so many characters, the same for the same salt, different from any other."""
+    """Lines of a log that never was: exactly so many characters, the same for the same salt."""
     draw = random.Random(salt)
     lines, length = list[str](), 0
     while length < num_characters:
