@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,12 +20,11 @@ from outrider.benchmarking.soak import (
     soak_workload,
     summarize_soak,
 )
-from outrider.benchmarking.steadiness import Limits
 from outrider.errors import ConfigError
 from tests.serving import serve
 
 TEXT = "All is well today.."  # 19 characters and an end: five blocks of four
-STEP_S = 0.002
+STEP_S = 0.01
 ONE_TURN = Shape("planted", 20, (Turn("same", "Say it.", 64),))
 
 
@@ -40,11 +40,27 @@ COLLAPSED = replace(OFF, steps=tuple(replace(step, num_draft_tokens=3) for step 
 CYCLE = (6, 7, 8, 9, 16, 17, 18, 19)
 
 
+class PlantedClock:
+    """Time that passes where a script says so, whatever else this machine has to do."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        time.sleep(0.001)  # until the client has read what there is
+
+
 def soaked(scripts: Mapping[int, Script], shape: Shape = ONE_TURN, **options: Any) -> list[SoakTurn]:
     """A soak of a server that answers some sessions with scripts of their own."""
     planted = {f"Session s-{session}.": each for session, each in scripts.items()}
-    with serve({**planted, "": options.pop("usual", NORMAL)}, context_length=200_000) as served:
-        client = ServerClient(served.url)
+    clock = PlantedClock()
+    with serve({**planted, "": NORMAL}, context_length=200_000, sleep=clock.sleep) as served:
+        served.app.state.metrics.clock = clock
+        client = ServerClient(served.url, clock=clock)
         turns = run_soak(client, shape, salt="s", **options)
         client.close()
         return turns
@@ -56,7 +72,7 @@ def soaked(scripts: Mapping[int, Script], shape: Shape = ONE_TURN, **options: An
         (OFF, "drafting off"),
         (COLLAPSED, "acceptance collapsed"),
         (script(delay_s=4 * STEP_S), "steps slow"),
-        (script(first_s=0.1), "prefill"),
+        (script(first_s=0.3), "prefill"),
     ],
 )
 def test_a_planted_cycle_is_found_with_its_cause(planted: Script, cause: str) -> None:
@@ -72,12 +88,12 @@ def test_a_planted_cycle_is_found_with_its_cause(planted: Script, cause: str) ->
 def test_a_clean_soak_of_growing_sessions_passes() -> None:
     shape = replace(SHAPES["continuous"], num_sessions=4).scaled(0.05)
     turns = soaked({}, shape, memory=lambda: 1e9)
-    found = summarize_soak(turns, Limits(min_speed_retention=0.5))  # this machine may be busy
+    found = summarize_soak(turns)
     assert (found["faults"], found["warnings"], found["verdict"]) == ([], [], "pass")
     assert [phase["name"] for phase in found["phases"]] == ["steady"]
     assert found["mean_acceptance_length"] == pytest.approx(4.0)
     assert found["memory_growth"] == pytest.approx(0.0)
-    assert found["speed_retention"] == pytest.approx(1.0, abs=0.5)
+    assert found["speed_retention"] == pytest.approx(1.0)
     first, last = turns[0], turns[4]
     assert (last.session, last.turn, last.kind) == (1, 5, "last log")
     assert (last.num_prompt_tokens or 0) - (first.num_prompt_tokens or 0) > 5_000
