@@ -95,6 +95,6 @@ def test_no_such_set_and_an_empty_file(tmp_path: Path) -> None:
 def test_a_salt_comes_first() -> None:
     system = {"role": "system", "content": "be kind"}
     item = Item(messages=(system, CHAT["messages"][0]))
-    assert item.salted("k3").messages[0]["content"] == "[k3]\nbe kind"
+    assert item.salted("k3").messages[0]["content"] == "k3\nbe kind"
     assert item.salted("k3").messages[1:] == item.messages[1:]
-    assert Item(prompt="x").salted("k3").prompt == "[k3]\nx"
+    assert Item(prompt="x").salted("k3").prompt == "k3\nx"

@@ -51,7 +51,7 @@ class PlantedClock:
 
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
-        time.sleep(0.001)  # until the client has read what there is
+        time.sleep(seconds / 5)  # until the client has read what there is
 
 
 def soaked(scripts: Mapping[int, Script], shape: Shape = ONE_TURN, **options: Any) -> list[SoakTurn]:

@@ -68,7 +68,7 @@ def test_nobody_there() -> None:
     client = ServerClient("http://127.0.0.1:9", timeout_s=1)
     rungs = climb(client, CONFIG)
     assert statuses(rungs) == {"reachable": "fail", **dict.fromkeys(RUNGS[1:], "skip")}
-    assert "--url" in (rungs[0].advice or "")
+    assert "its address" in (rungs[0].advice or "")
     assert rungs[1].reason == "it needs 'reachable', which did not pass"
 
 

@@ -12,7 +12,7 @@ from outrider.errors import ConfigError
 if TYPE_CHECKING:
     from outrider.benchmarking.request_sets import Item
 
-_CALIBRATION_ENTRIES = 40
+_CALIBRATION_ENTRIES = 8
 _PLACES = ("Northmere", "Alderby", "the upper lock", "Saltwick", "the mill", "Hexbridge", "the coal wharf", "Eastholm")
 _CARGOES = ("timber", "barley", "slate", "wool", "coal", "cider", "bricks", "apples")
 _WINDS = ("a light wind from the east", "no wind at all", "rain until noon", "fog on the water", "a hard frost")
@@ -52,8 +52,8 @@ def padded(item: Item, num_entries: int, *, seed: int) -> Item:
 def pad_to(item: Item, num_tokens: int, *, seed: int, count: Callable[[Item], int]) -> Item:
     """The item with a log that brings its prompt to about `num_tokens` as the server counts them, never to more.
 
-    `count` asks the server. An entry is weighed by a first try, so that it ends within two entries or 3 %. ConfigError for
-    an item that is longer to begin with.
+    `count` asks the server. An entry is weighed by a first try, so that it ends within two entries or 3 %.
+    ConfigError for an item that is longer to begin with.
     """
     num_bare = count(item)
     if num_bare > num_tokens:

@@ -1,4 +1,4 @@
-"""Problems with a right answer: a number, a tool call or a program. Ours to ship, or from files and packages of others."""
+"""Problems with a right answer: a number, a tool call or a program. Ours, or from files and packages of others."""
 
 from __future__ import annotations
 

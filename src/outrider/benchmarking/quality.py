@@ -1,6 +1,6 @@
 """Accuracy with and without speculation: the same problems, asked greedily both ways, in turn.
 
-What comes first is whether the answers are the same text, for that is what lossless means; accuracy can only confirm it.
+What comes first is whether the answers are the same text, for that is what lossless means; accuracy only confirms it.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def run_quality(
             found[arm] = _ask(arms[arm], problem, arm, max_tokens)
         if found[PLAIN].num_draft_tokens:
             raise ConfigError(
-                f"{found[PLAIN].num_draft_tokens} tokens were drafted although speculation was switched off: the server "
-                "ignores `speculative.enabled`, or others use it. Name a server without a drafter with --plain-url."
+                f"{found[PLAIN].num_draft_tokens} tokens were drafted although drafting was switched off: the "
+                "server ignores `speculative.enabled`, or others use it. Name a server without a drafter with --plain-url."
             )
         pairs.append((found[PLAIN], found[SPECULATIVE]))
     return pairs

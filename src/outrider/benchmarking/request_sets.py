@@ -34,9 +34,9 @@ class Item:
     def salted(self, salt: str) -> Item:
         """The item with a few characters of its own at the very start, so that no cached prefix fits it (T-063)."""
         if self.prompt is not None:
-            return replace(self, prompt=f"[{salt}]\n{self.prompt}")
+            return replace(self, prompt=f"{salt}\n{self.prompt}")
         first, *rest = self.messages
-        return replace(self, messages=({**first, "content": f"[{salt}]\n{first['content']}"}, *rest))
+        return replace(self, messages=({**first, "content": f"{salt}\n{first['content']}"}, *rest))
 
 
 @dataclass(frozen=True)

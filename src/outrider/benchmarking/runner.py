@@ -1,11 +1,13 @@
 """`bench run`: send a set of requests under a load, closed loop or open loop, and keep all that was seen.
 
-Closed loop: so many requests are in flight at a time. Open loop: requests come at random (Poisson) at a rate, whether or
-not earlier ones are done. Warm-up requests have prompts of their own and leave nothing in any figure.
+Closed loop: so many requests are in flight at a time. Open loop: requests come at random (Poisson) at a rate, whether
+or not earlier ones are done. Warm-up requests have prompts of their own and leave nothing in any figure.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import random
 import secrets
 import threading
@@ -24,6 +26,7 @@ from outrider.errors import ConfigError
 from outrider.metrics import percentile
 
 MAX_IN_FLIGHT = 512  # threads of an open loop; beyond it requests are late, and the run says so
+_SALT_CHARACTERS = 12
 _IDLE_TIMEOUT_S = 5.0
 _POLL_S = 0.02
 _LAG_PERIOD_S = 0.005
@@ -125,15 +128,16 @@ def run_load(
     EngineFault where the server cannot be reached; what fails later is in the samples.
     """
     seed = secrets.randbits(32) if load.seed is None else load.seed
-    warmups = _requests(request_set.items, load, load.warmups, f"w{seed:08x}")
-    measured = _requests(request_set.items, load, load.num_requests, f"{seed:08x}")
+    warmups = _requests(request_set.items, load, load.warmups, f"warm-up {seed}")
+    measured = _requests(request_set.items, load, load.num_requests, f"measured {seed}")
     kind = asker.server_kind()
     if warmups:
         _ask_closed(asker, warmups, load.concurrency, progress)
     before, is_idle_before = _idle_counters(asker, kind)
     with _client_lags(clock) as lags:
+        arrival_lags: list[float] = []
         if load.request_rate is None:
-            samples, arrival_lags = _ask_closed(asker, measured, load.concurrency, progress), []
+            samples = _ask_closed(asker, measured, load.concurrency, progress)
         else:
             samples, arrival_lags = _ask_open(asker, measured, load.request_rate, seed, progress, clock)
     after, is_idle_after = _idle_counters(asker, kind)
@@ -154,7 +158,7 @@ def run_load(
 def _requests(items: Sequence[Item], load: Load, num_requests: int, salt: str) -> list[ChatRequest]:
     chosen = [items[index % len(items)] for index in range(num_requests)]
     if load.is_salted:
-        chosen = [item.salted(f"{salt}{index:04x}") for index, item in enumerate(chosen)]
+        chosen = [item.salted(_salt(f"{salt} {index}")) for index, item in enumerate(chosen)]
     return [
         ChatRequest(
             messages=item.messages,
@@ -166,6 +170,11 @@ def _requests(items: Sequence[Item], load: Load, num_requests: int, salt: str) -
         )
         for item in chosen
     ]
+
+
+def _salt(name: str) -> str:
+    """Letters that differ from the first on: salts that counted up would share their beginnings."""
+    return base64.b32encode(hashlib.sha256(name.encode()).digest())[:_SALT_CHARACTERS].decode()
 
 
 def _ask_closed(
@@ -215,7 +224,7 @@ def poisson_arrivals(num_requests: int, request_rate: float, seed: int) -> list[
 
 
 def _idle_counters(asker: Asker, kind: ServerKind) -> tuple[Counters, bool]:
-    """A reading once nothing runs any more, and whether it came to that; servers count an answer after its last event."""
+    """A reading once nothing runs, and whether it came to that: servers count an answer after its last event."""
     end_s = time.monotonic() + _IDLE_TIMEOUT_S
     while True:
         found = read_counters(asker.metrics_text(), kind)

@@ -6,6 +6,7 @@ network where the system can do without root. It is no jail: it sees the file sy
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import secrets
@@ -110,8 +111,6 @@ def _run(command: list[str], folder: str, mark: str, timeout_s: float) -> Ran:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()

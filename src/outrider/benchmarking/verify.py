@@ -163,7 +163,7 @@ def _try(name: str, shared: _Climb) -> Rung:
     except _SkippedError as error:
         status, reason, advice = "skip", str(error), None
     except EngineFault as error:
-        status, reason, advice = "fail", str(error), "Start the server, or name its address with --url."
+        status, reason, advice = "fail", str(error), "Start the server, or give its address."
     return Rung(name, status, reason, advice, time.monotonic() - began_s)  # type: ignore[arg-type]
 
 

@@ -15,12 +15,15 @@ from outrider.backends.dummy_configs import DUMMY_NAMES, dummy_target_config
 from outrider.benchmarking.decode import CellKey, CellPlan, decode_record, number_list, plan_cells, run_ours, summarize
 from outrider.benchmarking.peer import check_peer, run_peer
 from outrider.benchmarking.record import write_record
-from outrider.cli import options, soak, verify
+from outrider.cli import bench_quality, bench_run, bench_soak, bench_verify, options
 from outrider.cli.output import emit_json, new_file, progress_bar, progress_line, show
 
-app = typer.Typer(no_args_is_help=True, help="Time decoding and kernels; soak, verify and judge any server.")
-app.command()(soak.soak)
-app.command()(verify.verify)
+app = typer.Typer(no_args_is_help=True, help="Measure a server; time decoding and kernels on made-up weights.")
+app.command()(bench_run.run)
+app.command()(bench_run.sweep)
+app.command()(bench_soak.soak)
+app.command()(bench_verify.verify)
+app.command()(bench_quality.quality)
 
 TargetName = Annotated[str, typer.Option(help=f"One of {', '.join(DUMMY_NAMES)}: weights are made up.")]
 SHOWN_KERNELS = 12
@@ -51,7 +54,7 @@ def decode(
     peer_timeout_s: Annotated[float, typer.Option(help="Seconds that one start of the peer may take.")] = 900.0,
     kernels: options.Kernels = "auto",
     device: options.Device = "auto",
-    record: options.Record = None,
+    record: bench_run.Record = None,
     as_json: options.Json = False,
 ) -> None:
     """Time greedy decoding: tokens a second, milliseconds a cycle and a part, beside what reading the bytes takes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,15 +33,7 @@ Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
 TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens that reach this probability.")]
 MinP = Annotated[float, typer.Option(help="Keep tokens with this share of the likeliest one's probability.")]
-Url = Annotated[str, typer.Option(help="Of the server, with or without /v1.")]
-Model = Annotated[str | None, typer.Option(help="Name to ask for; the first of /v1/models if left out.")]
-ApiKey = Annotated[str | None, typer.Option(envvar="OUTRIDER_API_KEY", help="Sent as a bearer token.")]
-RequestTimeout = Annotated[float, typer.Option("--request-timeout-s", help="Seconds without a byte from the server.")]
-Record = Annotated[Path | None, typer.Option(help="Also write a record with raw rows to this new file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")]
-
-
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def parsed_rates(text: str | None) -> tuple[float, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from contextlib import closing
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from rich.table import Table
 from outrider.benchmarking.record import make_record, write_record
 from outrider.benchmarking.workloads import Workload
 from outrider.cli import options
+from outrider.cli.bench_run import KEY_VARIABLE, ApiKey, Model, Record, Timeout, Url
 from outrider.cli.output import emit_json, new_file, progress_bar, show
 from outrider.errors import ConfigError
 
@@ -21,7 +23,7 @@ _STYLES = {"pass": "green", "fail": "bold red", "skip": "dim"}
 
 
 def verify(
-    url: options.Url = options.DEFAULT_URL,
+    url: Url,
     essay_tokens: Annotated[int, typer.Option(help="Most tokens of the text whose quality is judged.")] = 2000,
     min_acceptance_length: Annotated[
         float, typer.Option(help="Tokens a cycle must be worth on that text; 0 for a server without a drafter.")
@@ -30,10 +32,10 @@ def verify(
         str, typer.Option(help="Prompt lengths to look for a needle in; cut to the server's context.")
     ] = "10000,30000",
     skip: Annotated[list[str] | None, typer.Option(help="A rung to leave out; may be given several times.")] = None,
-    model: options.Model = None,
-    api_key: options.ApiKey = None,
-    request_timeout_s: options.RequestTimeout = 600.0,
-    record: options.Record = None,
+    model: Model = None,
+    api_key: ApiKey = None,
+    timeout_s: Timeout = 600.0,
+    record: Record = None,
     as_json: options.Json = False,
 ) -> None:
     """Check a server from "it answers" to "it finds a needle in a long prompt"; exit code 1 if a rung failed."""
@@ -49,7 +51,9 @@ def verify(
     )
     new_file("--record", record)
     with (
-        closing(ServerClient(url, model=model, api_key=api_key, timeout_s=request_timeout_s)) as client,
+        closing(
+            ServerClient(url, model=model, api_key=api_key or os.environ.get(KEY_VARIABLE), timeout_s=timeout_s)
+        ) as client,
         progress_bar(len(RUNGS)) as report,
     ):
         rows = [asdict(rung) for rung in climb(client, config, progress=report)]

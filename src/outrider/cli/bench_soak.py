@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -13,6 +14,7 @@ from rich.table import Table
 from outrider.benchmarking.record import make_record, write_record
 from outrider.benchmarking.steadiness import Limits
 from outrider.cli import options
+from outrider.cli.bench_run import KEY_VARIABLE, ApiKey, Model, Record, Timeout, Url
 from outrider.cli.output import emit_json, new_file, progress_bar, progress_line, show
 from outrider.errors import ConfigError
 
@@ -25,7 +27,7 @@ ShapeName = Annotated[
 
 
 def soak(
-    url: options.Url = options.DEFAULT_URL,
+    url: Url,
     shape: ShapeName = "fresh",
     sessions: Annotated[int | None, typer.Option(help="How many; the shape's own number if left out.")] = None,
     turns: Annotated[
@@ -40,10 +42,10 @@ def soak(
         float, typer.Option(help="Speed of the last fifth over that of the first, at least.")
     ] = Limits.min_speed_retention,
     max_growth: Annotated[float, typer.Option(help="Of memory over the run, as a share.")] = Limits.max_memory_growth,
-    model: options.Model = None,
-    api_key: options.ApiKey = None,
-    request_timeout_s: options.RequestTimeout = 600.0,
-    record: options.Record = None,
+    model: Model = None,
+    api_key: ApiKey = None,
+    timeout_s: Timeout = 600.0,
+    record: Record = None,
     as_json: options.Json = False,
 ) -> None:
     """Soak a server with agent sessions; exit code 1 if it slowed down, grew, failed, went mute or had slow phases."""
@@ -55,7 +57,9 @@ def soak(
     new_file("--record", record)
     memory = process_memory(server_pid) if server_pid is not None else None
     salt = secrets.token_hex(4)  # two soaks of one server must not find each other's prefixes
-    with closing(ServerClient(url, model=model, api_key=api_key, timeout_s=request_timeout_s)) as client:
+    with closing(
+        ServerClient(url, model=model, api_key=api_key or os.environ.get(KEY_VARIABLE), timeout_s=timeout_s)
+    ) as client:
         name, kind = client.model, client.server_kind()
         with progress_bar(planned.num_sessions * len(planned.turns)) as report:
             rows = run_soak(client, planned, salt=salt, has_tools=not no_tools, memory=memory, progress=report)
