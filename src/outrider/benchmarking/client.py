@@ -200,6 +200,18 @@ class ServerClient:
             return None
         return value if isinstance(value, dict) else None
 
+    def post_json(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Status and JSON object of an answer that is not streamed, empty where there is none; EngineFault as above."""
+        try:
+            response = self._http.post(path, json=body)
+        except httpx.HTTPError as error:
+            raise EngineFault(f"{self.base_url}{path} does not answer ({error}). Is the server running?") from None
+        try:
+            value = response.json()
+        except ValueError:
+            value = None
+        return response.status_code, value if isinstance(value, dict) else {}
+
     def _models(self) -> list[dict[str, Any]]:
         value = self.get_json("/v1/models")
         return [each for each in (value or {}).get("data", []) if isinstance(each, dict) and "id" in each]
