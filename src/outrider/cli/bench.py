@@ -17,7 +17,7 @@ from outrider.backends.dummy_configs import DUMMY_NAMES, dummy_target_config
 from outrider.benchmarking.decode import CellKey, CellPlan, decode_record, number_list, plan_cells, run_ours, summarize
 from outrider.benchmarking.peer import check_peer, run_peer
 from outrider.benchmarking.record import write_record
-from outrider.cli import options
+from outrider.cli import bench_report, options
 from outrider.cli.output import console, emit_json, progress_line, show, writable
 from outrider.errors import ConfigError
 
@@ -254,3 +254,6 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.0f} %"
+
+
+app.command()(bench_report.report)

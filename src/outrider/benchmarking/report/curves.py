@@ -1,0 +1,174 @@
+"""Charts with both axes: speed over a setting, acceptance by position, speed over the requests of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outrider.benchmarking.report import svg
+from outrider.benchmarking.report.wording import number, percent
+
+HEIGHT, TOP, BOTTOM, LEFT = 260, 30, 40, 40
+NUM_COLOURS = 3
+LABEL_GAP_PX = 16
+
+
+@dataclass(frozen=True)
+class Point:
+    """One cell: what was set, what came out, and the interval around it where one was measured."""
+
+    x: float
+    y: float
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points in order of x, with the name that stands beside their line."""
+
+    name: str
+    points: tuple[Point, ...]
+
+    @property
+    def best(self) -> Point:
+        """The highest point."""
+        return max(self.points, key=lambda point: point.y)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A phase of a session: requests first to last, counted from 1, and what it is called."""
+
+    name: str
+    first: int
+    last: int
+
+
+def line_chart(series: Sequence[Series], *, x_label: str, y_label: str, width: int) -> str:
+    """A line a series, named at its end, its best point marked with its value; y starts at 0, intervals are bars."""
+    points = [point for each in series for point in each.points]
+    names_px = min(max(svg.text_width(each.name) for each in series) + 14, 0.3 * width)
+    xs = sorted({point.x for point in points})
+    x = svg.Scale(xs[0], xs[-1], LEFT + 12, width - names_px - 4)
+    y = _from_zero([point.interval[1] if point.interval else point.y for point in points])
+    parts = [*_y_axis(y, width - names_px, y_label), *_x_axis(x, _apart(x, xs), x_label)]
+    places = svg.spread([y(each.points[-1].y) for each in series], LABEL_GAP_PX)
+    for each, place, colour in zip(series, places, _colours(series), strict=True):
+        parts += _line(each, x, y, colour)
+        name = svg.fitted(each.name, names_px - 14)
+        parts.append(svg.text(width - names_px + 10, place + 4, name, class_=f"ink-{colour}"))
+    return svg.drawing(width, HEIGHT, parts, description=f"{y_label} over {x_label}")
+
+
+def column_chart(shares: Sequence[float], *, x_label: str, y_label: str, width: int) -> str:
+    """A column a position, counted from 1, with its share on top."""
+    y = svg.Scale(0.0, 1.0, HEIGHT - BOTTOM, TOP)
+    slot = min((width - LEFT - 4) / len(shares), 88.0)
+    parts = _y_axis(y, LEFT + 12 + slot * len(shares), y_label, ticks=(0, 0.5, 1), words=percent)
+    for index, share in enumerate(shares):
+        left, middle = LEFT + 12 + slot * index, LEFT + 12 + slot * (index + 0.5)
+        size = {"width": slot * 0.72, "height": max(1.0, y(0) - y(share)), "rx": 2}
+        parts.append(svg.element("rect", x=left + slot * 0.14, y=y(share), class_="fill-a", **size))
+        words = percent(share) if slot >= 44 else f"{100 * share:.0f}"
+        parts += [svg.text(middle, y(share) - 7, words, anchor="middle", class_="strong")]
+        parts += [svg.text(middle, y(0) + 18, str(index + 1), anchor="middle", class_="quiet")]
+    parts.append(svg.text(LEFT + 12, HEIGHT - 4, x_label, class_="quiet"))
+    return svg.drawing(width, HEIGHT, parts, description=f"{y_label} by {x_label}")
+
+
+def timeline(rates: Sequence[float], spans: Sequence[Span], *, y_label: str, width: int) -> str:
+    """A dot a request over its phases, which are shaded and named above; y starts at 0."""
+    slot = (width - LEFT - 8) / max(1, len(rates))
+    left = svg.Scale(0, 1, LEFT + 4, LEFT + 4 + slot)  # of request i at i, its middle at i + 0.5
+    rows = _rows_of_names(spans, left)
+    top = 18 + LABEL_GAP_PX * max(rows, default=0)
+    y = _from_zero(rates, top=TOP + top)
+    parts = _y_axis(y, width, y_label)
+    for index, (span, row) in enumerate(zip(spans, rows, strict=True)):
+        edges = left(span.first - 1), left(span.last)
+        shade = {"y": TOP, "width": edges[1] - edges[0], "height": y(0) - TOP}
+        parts.append(svg.element("rect", x=edges[0], class_="shade-odd" if index % 2 else "shade-even", **shade))
+        parts.append(svg.text(edges[0] + 5, TOP + 14 + LABEL_GAP_PX * row, span.name, class_="strong"))
+    middles = [(left(index + 0.5), y(rate)) for index, rate in enumerate(rates)]
+    parts.append(svg.element("polyline", points=_path(middles), class_="line-a thin"))
+    parts += [svg.element("circle", cx=px, cy=py, r=min(4.5, slot * 0.4), class_="fill-a") for px, py in middles]
+    every = max(1, round(34 / slot))
+    shown = [index for index in range(len(rates)) if index % every == 0]
+    parts += [
+        svg.text(left(index + 0.5), y(0) + 18, str(index + 1), anchor="middle", class_="quiet") for index in shown
+    ]
+    parts.append(svg.text(LEFT + 4, HEIGHT - 4, "request", class_="quiet"))
+    return svg.drawing(width, HEIGHT, parts, description=f"{y_label} by request")
+
+
+def _from_zero(values: Sequence[float], *, top: float = TOP) -> svg.Scale:
+    return svg.Scale(0.0, svg.nice_ticks(0, max(values), 4)[-1], HEIGHT - BOTTOM, top)
+
+
+def _y_axis(
+    y: svg.Scale,
+    right: float,
+    y_label: str,
+    *,
+    ticks: Sequence[float] = (),
+    words: Callable[[float], str] = number,
+) -> list[str]:
+    parts = [svg.text(0, 12, y_label, class_="quiet")]
+    for tick in ticks or svg.nice_ticks(y.low, y.high, 4):
+        parts.append(svg.line(LEFT, y(tick), right, y(tick), class_="axis" if tick == 0 else "grid"))
+        parts.append(svg.text(LEFT - 6, y(tick) + 4, words(tick), anchor="end", class_="quiet"))
+    return parts
+
+
+def _x_axis(x: svg.Scale, ticks: Sequence[float], x_label: str) -> list[str]:
+    marks = [svg.text(x(tick), HEIGHT - BOTTOM + 18, number(tick), anchor="middle", class_="quiet") for tick in ticks]
+    return [*marks, svg.text(LEFT, HEIGHT - 4, x_label, class_="quiet")]
+
+
+def _apart(x: svg.Scale, ticks: Sequence[float]) -> list[float]:
+    """Those of the ticks whose numbers do not run into the one before."""
+    kept: list[float] = []
+    for tick in ticks:
+        needed = (svg.text_width(number(tick)) + svg.text_width(number(kept[-1]))) / 2 + 6 if kept else 0
+        if not kept or x(tick) - x(kept[-1]) >= needed:
+            kept.append(tick)
+    return kept
+
+
+def _colours(series: Sequence[Series]) -> list[str]:
+    """A colour each for up to three series; of more, the one that reaches highest stands out of grey ones."""
+    if len(series) <= NUM_COLOURS:
+        return list("abc"[: len(series)])
+    top = max(series, key=lambda each: each.best.y)
+    return ["a" if each is top else "other" for each in series]
+
+
+def _line(series: Series, x: svg.Scale, y: svg.Scale, colour: str) -> list[str]:
+    places = [(x(point.x), y(point.y)) for point in series.points]
+    parts = [svg.element("polyline", points=_path(places), class_=f"line-{colour}")]
+    for point, (px, py) in zip(series.points, places, strict=True):
+        if point.interval:
+            parts.append(svg.line(px, y(point.interval[0]), px, y(point.interval[1]), class_=f"line-{colour} thin"))
+        parts.append(svg.element("circle", cx=px, cy=py, r=3, class_=f"fill-{colour}"))
+    if colour != "other":
+        best = series.best
+        place = x(best.x), y(best.interval[1] if best.interval else best.y) - 10
+        parts.append(svg.element("circle", cx=x(best.x), cy=y(best.y), r=6, class_=f"line-{colour} ring"))
+        parts.append(svg.text(*place, number(best.y), anchor="middle", class_=f"ink-{colour} strong"))
+    return parts
+
+
+def _rows_of_names(spans: Sequence[Span], left: svg.Scale) -> list[int]:
+    """The line that each name stands on, so that none runs into the one before on its line."""
+    ends: list[float] = []
+    rows: list[int] = []
+    for span in spans:
+        start = left(span.first - 1)
+        row = next((index for index, end in enumerate(ends) if end <= start), len(ends))
+        ends[row : row + 1] = [start + svg.text_width(span.name) + 12]
+        rows.append(row)
+    return rows
+
+
+def _path(places: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{px:.1f},{py:.1f}" for px, py in places)

@@ -1,0 +1,100 @@
+"""How identifiers and values of a record are shown: names with their units, numbers with sensible digits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+ABSENT = "–"
+TITLES = {
+    "demo": "Plain and drafted, prompt by prompt",
+    "bench-decode": "Decoding on made-up weights",
+    "bench-run": "One server under load",
+    "bench-compare": "Arms compared in pairs",
+    "bench-sweep": "Which settings are fastest",
+    "bench-soak": "A long session",
+    "bench-verify": "The ladder of checks",
+    "bench-quality": "Answers with and without drafting",
+}
+LABELS = {
+    "identical": "same text",
+    "speedup": "speedup",
+    "mean_acceptance_length": "acceptance length",
+    "acceptance_outside_repeats": "acceptance length outside repeats",
+    "num_speculative_tokens": "draft length n",
+    "output_throughput": "output tokens/s",
+    "output_tokens_per_s": "output tokens/s",
+    "kernel_gain": "kernel gain",
+    "e2el": "end to end",
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "inter-token latency",
+    "chunk_gap": "gap between chunks",
+    "floor_share": "share of the floor",
+    "ms_per_cycle": "ms per cycle",
+    "mcnemar_p": "McNemar p",
+    "p_value": "p",
+    "memory_growth_mib": "memory growth, MiB",
+}
+UNITS = {"_tokens_per_s": " tokens/s", "_per_s": "/s", "_tb_per_s": " TB/s", "_ms": ", ms", "_us": ", µs", "_s": ", s"}
+SHARES = ("share", "retention", "acceptance_rate", "fire_rate", "accuracy", "noise_floor", "minimum_detectable_effect")
+TIMES = ("speedup", "ratio", "gain")
+
+
+def title_of(name: str) -> str:
+    """What a record of this name is called; its own name where it is of an unknown kind."""
+    return TITLES.get(name) or TITLES.get(f"bench-{name}") or name.replace("-", " ").replace("_", " ")
+
+
+def label(key: str) -> str:
+    """An identifier as people read it, its unit included: `num_output_tokens` is "output tokens"."""
+    if key in LABELS:
+        return LABELS[key]
+    if key == "tokens_per_s":
+        return "tokens/s"
+    unit = next((ending for ending in UNITS if key.endswith(ending)), "")
+    words = key.removesuffix(unit).removeprefix("num_").replace("_", " ") if unit else key.removeprefix("num_")
+    return words.replace("_", " ") + UNITS.get(unit, "")
+
+
+def shown(key: str, value: Any) -> str:
+    """A value as the report writes it: shares as per cent, ratios with ×, lists with commas, none as a dash."""
+    if value is None:
+        return ABSENT
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(key, each) for each in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{label(name)} {shown(name, each)}" for name, each in value.items())
+    if not isinstance(value, int | float):
+        return str(value)
+    if key.endswith(SHARES):
+        return percent(value)
+    return times(value) if key.endswith(TIMES) else number(value)
+
+
+def number(value: float) -> str:
+    """Whole numbers whole, others with two decimals, three below 1, none from a thousand on."""
+    if isinstance(value, int) or float(value).is_integer():
+        return f"{value:,.0f}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if abs(value) >= 1:
+        return f"{value:.2f}"
+    return f"{value:.3f}" if abs(value) >= 0.001 else f"{value:.1e}"
+
+
+def percent(value: float) -> str:
+    """A share as per cent."""
+    return f"{100 * value:.1f} %" if abs(value) < 0.9995 and round(1000 * value) % 10 else f"{100 * value:.0f} %"
+
+
+def times(value: float) -> str:
+    """A ratio, as in 1.63×; near 1, where it decides, with a third decimal."""
+    return f"{value:.3f}×" if 0.8 < value < 1.25 and value != 1 else f"{value:.2f}×"
+
+
+def between(key: str, interval: Sequence[float]) -> str:
+    """An interval in words."""
+    return f"{shown(key, interval[0])} to {shown(key, interval[1])}"
