@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+REST = "All figures"  # the table of a section that holds what its charts and other tables do not
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -35,12 +37,13 @@ class Chart:
 
 @dataclass(frozen=True)
 class Section:
-    """One record: `facts` say what was compared and where, `warnings` what a reader must not miss."""
+    """One record: what was compared and where, what may be claimed, and what a reader must not miss."""
 
     anchor: str
     title: str
     facts: tuple[tuple[str, str], ...]
     figures: tuple[Figure, ...]
+    findings: tuple[str, ...]
     warnings: tuple[str, ...]
     charts: tuple[Chart, ...]
     tables: tuple[tuple[str, Table], ...]

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.benchmarking.report import svg
-from outrider.benchmarking.report.wording import number, percent
+from outrider.benchmarking.report.wording import brief, number, percent
 
 HEIGHT, TOP, BOTTOM, LEFT = 260, 30, 40, 40
 NUM_COLOURS = 3
 LABEL_GAP_PX = 16
+SLOW_PHASE = "degraded"
 
 
 @dataclass(frozen=True)
@@ -77,28 +78,44 @@ def column_chart(shares: Sequence[float], *, x_label: str, y_label: str, width: 
 
 
 def timeline(rates: Sequence[float], spans: Sequence[Span], *, y_label: str, width: int) -> str:
-    """A dot a request over its phases, which are shaded and named above; y starts at 0."""
+    """A dot a request over its phases, which are shaded; each kind is named where it first occurs; y starts at 0."""
     slot = (width - LEFT - 8) / max(1, len(rates))
     left = svg.Scale(0, 1, LEFT + 4, LEFT + 4 + slot)  # of request i at i, its middle at i + 0.5
-    rows = _rows_of_names(spans, left)
-    top = 18 + LABEL_GAP_PX * max(rows, default=0)
-    y = _from_zero(rates, top=TOP + top)
-    parts = _y_axis(y, width, y_label)
-    for index, (span, row) in enumerate(zip(spans, rows, strict=True)):
-        edges = left(span.first - 1), left(span.last)
-        shade = {"y": TOP, "width": edges[1] - edges[0], "height": y(0) - TOP}
-        parts.append(svg.element("rect", x=edges[0], class_="shade-odd" if index % 2 else "shade-even", **shade))
-        parts.append(svg.text(edges[0] + 5, TOP + 14 + LABEL_GAP_PX * row, span.name, class_="strong"))
+    kinds = {span.name: span for span in reversed(spans)}  # the first of each
+    names, num_lines = _phase_names(list(reversed(kinds.values())), left, right=width - 4.0)
+    y = _from_zero(rates, top=TOP + 4 + LABEL_GAP_PX * num_lines)
+    order = list(reversed(kinds))
+    parts = [_shade(span, left, y(0), is_dark=order.index(span.name) % 2 == 0) for span in spans]
+    parts += [*_y_axis(y, width, y_label), *names]
+    slow = {index for span in spans if span.name == SLOW_PHASE for index in range(span.first - 1, span.last)}
     middles = [(left(index + 0.5), y(rate)) for index, rate in enumerate(rates)]
-    parts.append(svg.element("polyline", points=_path(middles), class_="line-a thin"))
-    parts += [svg.element("circle", cx=px, cy=py, r=min(4.5, slot * 0.4), class_="fill-a") for px, py in middles]
-    every = max(1, round(34 / slot))
-    shown = [index for index in range(len(rates)) if index % every == 0]
-    parts += [
-        svg.text(left(index + 0.5), y(0) + 18, str(index + 1), anchor="middle", class_="quiet") for index in shown
-    ]
+    parts.append(svg.element("polyline", points=_path(middles), class_="line-other thin"))
+    for index, (px, py) in enumerate(middles):
+        colour = "c" if index in slow else "a"
+        parts.append(svg.element("circle", cx=px, cy=py, r=min(4.5, slot * 0.4), class_=f"fill-{colour}"))
+    shown = range(0, len(rates), max(1, round(34 / slot)))
+    parts += [svg.text(left(i + 0.5), y(0) + 18, str(i + 1), anchor="middle", class_="quiet") for i in shown]
     parts.append(svg.text(LEFT + 4, HEIGHT - 4, "request", class_="quiet"))
     return svg.drawing(width, HEIGHT, parts, description=f"{y_label} by request")
+
+
+def _shade(span: Span, left: svg.Scale, bottom: float, *, is_dark: bool) -> str:
+    edges = left(span.first - 1), left(span.last)
+    size = {"width": edges[1] - edges[0], "height": bottom - TOP}
+    return svg.element("rect", x=edges[0], y=TOP, class_="shade-even" if is_dark else "shade-odd", **size)
+
+
+def _phase_names(spans: Sequence[Span], left: svg.Scale, *, right: float) -> tuple[list[str], int]:
+    """Each span's name at its beginning, on the first line where it runs into no other, and the number of lines."""
+    ends: list[float] = []
+    parts = []
+    for span in spans:
+        needed = svg.text_width(span.name) + 12
+        start = min(left(span.first - 1) + 5, right - needed)
+        row = next((index for index, end in enumerate(ends) if end <= start), len(ends))
+        ends[row : row + 1] = [start + needed]
+        parts.append(svg.text(start, TOP + 14 + LABEL_GAP_PX * row, span.name, class_="strong"))
+    return parts, len(ends)
 
 
 def _from_zero(values: Sequence[float], *, top: float = TOP) -> svg.Scale:
@@ -154,20 +171,8 @@ def _line(series: Series, x: svg.Scale, y: svg.Scale, colour: str) -> list[str]:
         best = series.best
         place = x(best.x), y(best.interval[1] if best.interval else best.y) - 10
         parts.append(svg.element("circle", cx=x(best.x), cy=y(best.y), r=6, class_=f"line-{colour} ring"))
-        parts.append(svg.text(*place, number(best.y), anchor="middle", class_=f"ink-{colour} strong"))
+        parts.append(svg.text(*place, brief(best.y), anchor="middle", class_=f"ink-{colour} strong"))
     return parts
-
-
-def _rows_of_names(spans: Sequence[Span], left: svg.Scale) -> list[int]:
-    """The line that each name stands on, so that none runs into the one before on its line."""
-    ends: list[float] = []
-    rows: list[int] = []
-    for span in spans:
-        start = left(span.first - 1)
-        row = next((index for index, end in enumerate(ends) if end <= start), len(ends))
-        ends[row : row + 1] = [start + svg.text_width(span.name) + 12]
-        rows.append(row)
-    return rows
 
 
 def _path(places: Sequence[tuple[float, float]]) -> str:

@@ -31,8 +31,8 @@ def _section(section: Section) -> Iterator[str]:
     yield f"## {section.title}"
     yield ""
     yield from (f"- {name}: {_safe(words)}" for name, words in section.facts)
-    for warning in section.warnings:
-        yield from ("", f"> {_safe(warning)}")
+    for words in (*section.findings, *section.warnings):
+        yield from ("", f"> {_safe(words)}")
     if section.figures:
         yield ""
     for figure in section.figures:

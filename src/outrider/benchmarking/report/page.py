@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from html import escape
 from importlib import resources
 
-from outrider.benchmarking.report.blocks import Chart, Figure, Report, Section, Table
+from outrider.benchmarking.report.blocks import REST, Chart, Figure, Report, Section, Table
 
+MAX_OPEN_ROWS = 8
 NUMBER = re.compile(r"[−–-]?[\d.,]*\d ?(%|×|ms)?( \(.*\))?|–")
 
 
@@ -54,7 +55,8 @@ def _section(section: Section) -> Iterator[str]:
     yield from (f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in section.facts)
     yield "</dl></aside>"
     yield f"<div class=body><h2>{escape(section.title)}</h2>"
-    yield from (f"<p class=warning>{escape(words)}</p>" for words in section.warnings)
+    yield from (f"<p class=finding>{escape(words)}</p>" for words in section.findings)
+    yield from (f'<p class="finding warning">{escape(words)}</p>' for words in section.warnings)
     if section.figures:
         yield "<ul class=figures>"
         yield from map(_figure, section.figures)
@@ -63,8 +65,13 @@ def _section(section: Section) -> Iterator[str]:
         yield from _chart(chart)
     is_all_there_is = not section.charts
     for title, table in section.tables:
-        yield from _folded(title, table, is_open=is_all_there_is or title != "All figures")
+        yield from _folded(title, table, is_open=is_all_there_is or _is_short(title, table))
     yield "</div></section>"
+
+
+def _is_short(title: str, table: Table) -> bool:
+    """True where a table is read at once; the rest of the figures are for who asks for them."""
+    return title != REST and len(table.rows) <= MAX_OPEN_ROWS
 
 
 def _figure(figure: Figure) -> str:

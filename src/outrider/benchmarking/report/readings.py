@@ -52,7 +52,7 @@ def sweep_axis(record: Record) -> str | None:
 
 
 def sweep_series(record: Record) -> list[Series]:
-    """Tokens a second over `sweep_axis`, a series for every combination of the other settings."""
+    """Tokens a second over `sweep_axis`, a series for every combination of the other settings, a peer's beside ours."""
     axis = sweep_axis(record)
     if axis is None:
         return []
@@ -61,7 +61,10 @@ def sweep_series(record: Record) -> list[Series]:
     groups: dict[str, list[Point]] = {}
     for cell in cells:
         point = Point(cell[axis], cell["tokens_per_s"], interval_of(cell, "tokens_per_s"))
-        groups.setdefault(cell_name(cell, others), []).append(point)
+        name = cell_name(cell, others)
+        groups.setdefault(name, []).append(point)
+        if cell.get("peer_tokens_per_s") is not None:
+            groups.setdefault(f"{name}, peer".lstrip(", "), []).append(Point(cell[axis], cell["peer_tokens_per_s"]))
     return [
         Series(name, tuple(sorted(points, key=lambda point: point.x)))
         for name, points in groups.items()

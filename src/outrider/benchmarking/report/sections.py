@@ -9,15 +9,25 @@ from functools import partial
 from typing import Any
 
 from outrider.benchmarking.report import curves, readings, strips
-from outrider.benchmarking.report.blocks import Chart, Figure, Section, Table
+from outrider.benchmarking.report.blocks import REST, Chart, Figure, Section, Table
 from outrider.benchmarking.report.records import Record
-from outrider.benchmarking.report.wording import ABSENT, between, label, number, percent, shown, times, title_of
+from outrider.benchmarking.report.wording import (
+    ABSENT,
+    LATENCY,
+    between,
+    label,
+    number,
+    percent,
+    shown,
+    times,
+    title_of,
+)
 
 HEADLINES = (
     "speedup",
-    "mean_acceptance_length",
     "output_throughput",
     "output_tokens_per_s",
+    "mean_acceptance_length",
     "speculative_tokens_per_s",
     "plain_tokens_per_s",
     "median_ttft_ms",
@@ -28,8 +38,8 @@ HEADLINES = (
     "kernel_gain",
 )
 MAX_FIGURES = 4
+SETTLED = ("faster", "slower", "equal")  # verdicts of a comparison whose sample carries them
 WIDE_PX, NARROW_PX = 760, 350  # what charts are drawn for; the style sheet shows one of the two
-LATENCY = re.compile(r"(mean|median|std|p\d+)_(ttft|tpot|itl|e2el|chunk_gap)_ms")
 GIB = 2**30
 
 
@@ -42,6 +52,7 @@ def section_of(record: Record) -> Section:
         title=_title(record),
         facts=tuple(facts(record)),
         figures=tuple(figures(record))[:MAX_FIGURES],
+        findings=tuple(findings(record)),
         warnings=tuple(warnings(record)),
         charts=tuple(charts(record)),
         tables=tuple(tables(record)),
@@ -63,11 +74,8 @@ def _sampling(summary: dict[str, Any]) -> str:
         return ""
     if summary["temperature"] == 0:
         return "greedy"
-    limits = {
-        "top-k": summary.get("top_k") or None,
-        "top-p": summary.get("top_p") if summary.get("top_p") != 1 else None,
-    }
-    words = [f"{name} {value:g}" for name, value in limits.items() if value is not None]
+    limits = {"top-k": summary.get("top_k", 0), "top-p": summary.get("top_p", 1.0)}
+    words = [f"{name} {value:g}" for name, value in limits.items() if value not in (None, 0, 1)]
     return ", ".join([f"temperature {summary['temperature']:g}", *words])
 
 
@@ -109,27 +117,19 @@ def figures(record: Record) -> Iterator[Figure]:
             if summary.get(key) is not None:
                 yield Figure(label(key), shown(key, summary[key]), _interval_note(summary, key))
         for name, rates, _ in readings.sessions(record):
-            suffix = f", {name}" if name else ""
-            yield Figure(
-                f"slowest request{suffix}", f"{number(min(rates))} tokens/s", f"request {_first_of(rates, min)}"
-            )
-            yield Figure(
-                f"fastest request{suffix}", f"{number(max(rates))} tokens/s", f"request {_first_of(rates, max)}"
-            )
+            for word, rate in (("slowest", min(rates)), ("fastest", max(rates))):
+                title = f"{word} request, {name}" if name else f"{word} request"
+                yield Figure(title, number(rate), f"tokens/s, request {rates.index(rate) + 1}")
         return
     for effect in readings.effects(record):
         note = f"interval {between('ratio', effect.interval)}" if effect.interval else ""
         yield Figure(effect.name, times(effect.ratio), note)
     axis = readings.sweep_axis(record)
-    for series in readings.sweep_series(record):
+    for series in sorted(readings.sweep_series(record), key=lambda series: -series.best.y):
         best, name = series.best, f", {series.name}" if series.name else ""
         interval = f", {between('y', best.interval)}" if best.interval else ""
         setting = f"{readings.SHORT.get(axis or '', label(axis or ''))} = {number(best.x)}"
         yield Figure(f"best tokens/s{name}", number(best.y), f"at {setting}{interval}")
-
-
-def _first_of(rates: Sequence[float], extreme: Callable[[Sequence[float]], float]) -> int:
-    return rates.index(extreme(rates)) + 1
 
 
 def _interval_note(summary: dict[str, Any], key: str) -> str:
@@ -157,13 +157,21 @@ def warnings(record: Record) -> Iterator[str]:
     yield from record.fields.get("notes") or ()
 
 
+def findings(record: Record) -> Iterator[str]:
+    """What the record itself claims of each comparison, where its sample carries a claim."""
+    for summary in record.summaries:
+        if summary.get("verdict") in SETTLED and summary.get("verdict_text"):
+            yield f"{summary['arm']} over {summary['baseline']}: {summary['verdict_text']}."
+
+
 def _verdicts(record: Record) -> Iterator[str]:
-    """What each comparison allows to be said: the record's own words, else what interval and noise floor forbid."""
+    """What may not be claimed of a comparison: in the record's own words, else by its interval and noise floor."""
     floor = readings.noise_floor(record)
     compared = [summary for summary in record.summaries if summary.get("speedup") is not None]
     for effect, summary in zip(readings.effects(record), compared, strict=True):
         if summary.get("verdict_text"):
-            yield f"{effect.name}: {summary['verdict_text']}."
+            if summary.get("verdict") not in SETTLED:
+                yield f"{effect.name}: {summary['verdict_text']}."
         elif effect.interval and effect.interval[0] <= 1 <= effect.interval[1]:
             yield f"No difference is shown for {effect.name}: the interval holds 1."
         elif floor and 1 / (1 + floor) <= effect.ratio <= 1 + floor:
@@ -192,7 +200,7 @@ def _sweep_charts(record: Record) -> Iterator[Chart]:
     columns = (label(axis), *(each.name or "tokens/s" for each in series))
     values = [{point.x: point for point in each.points} for each in series]
     rows = tuple((number(x), *(_cell(points.get(x)) for points in values)) for x in xs)
-    caption = "The ring marks the best of each line. The scale begins at 0."
+    caption = "A ring marks the best of a line. The scale begins at 0."
     yield _chart(
         f"Tokens a second over {label(axis)}",
         caption,
@@ -272,9 +280,9 @@ def tables(record: Record) -> Iterator[tuple[str, Table]]:
             yield label(key).capitalize(), _table(rows)
         left = [key for key in columns if not LATENCY.fullmatch(key)]
         rows_of_two = tuple((label(key), shown(key, summary[key])) for key in left)
-        yield "All figures", Table(("figure", "value"), rows_of_two)
+        yield REST, Table(("figure", "value"), rows_of_two)
     elif summaries:
-        yield "All figures", _table(summaries)
+        yield REST, _table(summaries)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 ABSENT = "–"
+LATENCY = re.compile(r"(mean|median|std|p\d+)_(ttft|tpot|itl|e2el|chunk_gap)_ms")
 TITLES = {
     "demo": "Plain and drafted, prompt by prompt",
     "bench-decode": "Decoding on made-up weights",
@@ -52,6 +54,8 @@ def label(key: str) -> str:
         return LABELS[key]
     if key == "tokens_per_s":
         return "tokens/s"
+    if latency := LATENCY.fullmatch(key):
+        return f"{label(latency[2])}, {latency[1]} ms"
     unit = next((ending for ending in UNITS if key.endswith(ending)), "")
     words = key.removesuffix(unit).removeprefix("num_").replace("_", " ") if unit else key.removeprefix("num_")
     return words.replace("_", " ") + UNITS.get(unit, "")
@@ -83,6 +87,13 @@ def number(value: float) -> str:
     if abs(value) >= 1:
         return f"{value:.2f}"
     return f"{value:.3f}" if abs(value) >= 0.001 else f"{value:.1e}"
+
+
+def brief(value: float) -> str:
+    """Three digits, for a label inside a drawing."""
+    if abs(value) >= 100 or float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def percent(value: float) -> str:
