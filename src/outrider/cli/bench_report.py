@@ -25,4 +25,4 @@ def report(
     if as_json:
         emit_json({"records": [str(path) for path in files], "html": str(written[0]), "markdown": str(written[1])})
     else:
-        show(f"{len(files)} records: {written[0]} and {written[1]}")
+        show(f"{len(files)} record{'' if len(files) == 1 else 's'}: {written[0]} and {written[1]}")

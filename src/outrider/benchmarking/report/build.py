@@ -23,7 +23,7 @@ def build_report(records: Sequence[Record], *, title: str = TITLE) -> Report:
     for record in records:
         try:
             section = section_of(record)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigError(
                 f"{record.path} holds figures of another shape than this version reads "
                 f"({type(error).__name__}: {error}). Make the record again, or leave it out."

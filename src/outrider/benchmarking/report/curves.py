@@ -11,6 +11,7 @@ from outrider.benchmarking.report.wording import brief, number, percent
 HEIGHT, TOP, BOTTOM, LEFT = 260, 30, 40, 40
 NUM_COLOURS = 3
 LABEL_GAP_PX = 16
+OTHER = "other"  # the colour of series that only give a background
 SLOW_PHASE = "degraded"
 
 
@@ -53,9 +54,12 @@ def line_chart(series: Sequence[Series], *, x_label: str, y_label: str, width: i
     x = svg.Scale(xs[0], xs[-1], LEFT + 12, width - names_px - 4)
     y = _from_zero([point.interval[1] if point.interval else point.y for point in points])
     parts = [*_y_axis(y, width - names_px, y_label), *_x_axis(x, _apart(x, xs), x_label)]
-    places = svg.spread([y(each.points[-1].y) for each in series], LABEL_GAP_PX)
+    taken: list[tuple[float, float]] = []
+    places = svg.spread([y(each.points[-1].y) for each in series], LABEL_GAP_PX, last=y(0))
     for each, place, colour in zip(series, places, _colours(series), strict=True):
         parts += _line(each, x, y, colour)
+        if colour != OTHER:
+            parts += _best(each, x, y, colour, taken)
         name = svg.fitted(each.name, names_px - 14)
         parts.append(svg.text(width - names_px + 10, place + 4, name, class_=f"ink-{colour}"))
     return svg.drawing(width, HEIGHT, parts, description=f"{y_label} over {x_label}")
@@ -64,7 +68,7 @@ def line_chart(series: Sequence[Series], *, x_label: str, y_label: str, width: i
 def column_chart(shares: Sequence[float], *, x_label: str, y_label: str, width: int) -> str:
     """A column a position, counted from 1, with its share on top."""
     y = svg.Scale(0.0, 1.0, HEIGHT - BOTTOM, TOP)
-    slot = min((width - LEFT - 4) / len(shares), 88.0)
+    slot = min((width - LEFT - 16) / len(shares), 88.0)
     parts = _y_axis(y, LEFT + 12 + slot * len(shares), y_label, ticks=(0, 0.5, 1), words=percent)
     for index, share in enumerate(shares):
         left, middle = LEFT + 12 + slot * index, LEFT + 12 + slot * (index + 0.5)
@@ -157,7 +161,7 @@ def _colours(series: Sequence[Series]) -> list[str]:
     if len(series) <= NUM_COLOURS:
         return list("abc"[: len(series)])
     top = max(series, key=lambda each: each.best.y)
-    return ["a" if each is top else "other" for each in series]
+    return ["a" if each is top else OTHER for each in series]
 
 
 def _line(series: Series, x: svg.Scale, y: svg.Scale, colour: str) -> list[str]:
@@ -167,12 +171,18 @@ def _line(series: Series, x: svg.Scale, y: svg.Scale, colour: str) -> list[str]:
         if point.interval:
             parts.append(svg.line(px, y(point.interval[0]), px, y(point.interval[1]), class_=f"line-{colour} thin"))
         parts.append(svg.element("circle", cx=px, cy=py, r=3, class_=f"fill-{colour}"))
-    if colour != "other":
-        best = series.best
-        place = x(best.x), y(best.interval[1] if best.interval else best.y) - 10
-        parts.append(svg.element("circle", cx=x(best.x), cy=y(best.y), r=6, class_=f"line-{colour} ring"))
-        parts.append(svg.text(*place, brief(best.y), anchor="middle", class_=f"ink-{colour} strong"))
     return parts
+
+
+def _best(series: Series, x: svg.Scale, y: svg.Scale, colour: str, taken: list[tuple[float, float]]) -> list[str]:
+    """The ring and value of the best point: above it, or below it where another value stands in the way."""
+    best = series.best
+    middle, height = x(best.x), y(best.interval[1] if best.interval else best.y) - 10
+    if any(abs(middle - px) < 34 and abs(height - py) < 30 for px, py in taken):
+        height = y(best.interval[0] if best.interval else best.y) + 20
+    taken.append((middle, height))
+    ring = svg.element("circle", cx=middle, cy=y(best.y), r=6, class_=f"line-{colour} ring")
+    return [ring, svg.text(middle, height, brief(best.y), anchor="middle", class_=f"ink-{colour} strong halo")]
 
 
 def _path(places: Sequence[tuple[float, float]]) -> str:

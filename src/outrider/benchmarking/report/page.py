@@ -41,9 +41,10 @@ def _top(report: Report) -> Iterator[str]:
     for section in report.sections:
         facts = dict(section.facts)
         first = section.figures[0] if section.figures else Figure("", "")
+        source = "published · " if section.is_published else ""
         yield (
-            f'<li><a href="#{section.anchor}"><span class=what>{escape(section.title)}'
-            f"<small>{'published · ' if section.is_published else ''}{escape(facts['where'])}</small></span>"
+            f'<li><a href="#{section.anchor}"><span class=what>{escape(section.title)}<small>{source}'
+            f"<span class=file>{escape(facts['record'])} · </span>{escape(facts['where'])}</small></span>"
             f"<span class=value>{escape(first.value)}<small>{escape(first.label)}</small></span></a></li>"
         )
     yield "</ol></header>"

@@ -62,8 +62,10 @@ def sweep_series(record: Record) -> list[Series]:
     for cell in cells:
         point = Point(cell[axis], cell["tokens_per_s"], interval_of(cell, "tokens_per_s"))
         name = cell_name(cell, others)
-        groups.setdefault(name, []).append(point)
-        if cell.get("peer_tokens_per_s") is not None:
+        if cell.get("peer_tokens_per_s") is None:
+            groups.setdefault(name, []).append(point)
+        else:
+            groups.setdefault(f"{name}, ours".lstrip(", "), []).append(point)
             groups.setdefault(f"{name}, peer".lstrip(", "), []).append(Point(cell[axis], cell["peer_tokens_per_s"]))
     return [
         Series(name, tuple(sorted(points, key=lambda point: point.x)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -101,9 +102,9 @@ def where(environment: dict[str, Any]) -> str:
     """The machine in a line: its GPUs, or its processor; a published record describes it in words."""
     if environment.get("description"):
         return str(environment["description"])
-    names = [device["name"] for device in environment.get("accelerators") or ()]
-    if names:
-        return ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
+    gpus = Counter(device["name"] for device in environment.get("accelerators") or ())
+    if gpus:
+        return ", ".join(name if num == 1 else f"{num} × {name}" for name, num in gpus.items())
     cores, memory = environment.get("num_usable_cores"), environment.get("memory_bytes")
     words = [environment.get("cpu_model"), f"{cores} cores" if cores else None]
     return ", ".join(filter(None, [*words, f"{memory / GIB:.0f} GiB" if memory else None])) or "not recorded"

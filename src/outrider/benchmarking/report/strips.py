@@ -12,6 +12,7 @@ MARGIN = 6
 DOT_PX = 7  # from one dot of a swarm to the next
 SWARM_ROWS = 4
 ROOMY_PX = 500  # from this width on, names and values have columns of their own
+NAMES_SHARE = 0.38  # of the width, for the column of names
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def paired_chart(effects: Sequence[Effect], *, noise_floor: float | None, width:
     Names stand at the left of their strips where there is room for that, above them where there is not.
     """
     is_roomy = width >= ROOMY_PX
-    x = _ratio_scale(effects, noise_floor, (0.33 * width, 0.78 * width) if is_roomy else (20, width - 20))
+    x = _ratio_scale(effects, noise_floor, (NAMES_SHARE * width, 0.8 * width) if is_roomy else (20, width - 20))
     heights = [(58 if effect.pairs else 36) if is_roomy else (80 if effect.pairs else 52) for effect in effects]
     bottom = 8 + sum(heights)
     parts = _ratio_axis(x, bottom, noise_floor, num_ticks=4 if is_roomy else 3)
@@ -100,7 +101,7 @@ def _ratio_axis(x: svg.Scale, bottom: float, noise_floor: float | None, *, num_t
 def _words(effect: Effect, baseline: float, width: int) -> list[str]:
     """Name and value of a strip; the interval goes under the value where values have a column."""
     is_roomy = width >= ROOMY_PX
-    room = 0.33 * width - 24 if is_roomy else width - 2 * MARGIN - 60
+    room = NAMES_SHARE * width - 24 if is_roomy else width - 2 * MARGIN - 60
     name = svg.text(MARGIN, baseline + 4, svg.fitted(effect.name, room), class_="" if is_roomy else "halo")
     value = svg.text(width - MARGIN, baseline + 4, times(effect.ratio), anchor="end", class_="strong halo")
     if not effect.interval or not is_roomy:

@@ -8,7 +8,7 @@ from html import escape
 from itertools import pairwise
 from math import ceil, floor, log10
 
-CHARACTER_PX = 6.6  # of a 12 px sans serif, on average and a little more
+CHARACTER_PX = 6.3  # of a 12 px sans serif, on average and a little more
 
 
 def element(name: str, content: str | None = None, /, **attributes: str | float) -> str:
@@ -70,12 +70,16 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
     return [round(index * step, 12) for index in range(first, max(last, first + 1) + 1)]
 
 
-def spread(places: Sequence[float], gap: float) -> list[float]:
-    """The same places in their order, moved downwards until each is `gap` below the one above it."""
+def spread(places: Sequence[float], gap: float, *, last: float) -> list[float]:
+    """The same places in their order, moved until each is `gap` below the one above it and none is below `last`."""
     moved = list(places)
     order = sorted(range(len(moved)), key=moved.__getitem__)
     for above, below in pairwise(order):
         moved[below] = max(moved[below], moved[above] + gap)
+    limit = last
+    for index in reversed(order):
+        moved[index] = min(moved[index], limit)
+        limit = moved[index] - gap
     return moved
 
 

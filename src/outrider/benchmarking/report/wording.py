@@ -38,7 +38,7 @@ LABELS = {
     "p_value": "p",
     "memory_growth_mib": "memory growth, MiB",
 }
-UNITS = {"_tokens_per_s": " tokens/s", "_per_s": "/s", "_tb_per_s": " TB/s", "_ms": ", ms", "_us": ", µs", "_s": ", s"}
+UNITS = {"_tokens_per_s": " tokens/s", "_tb_per_s": " TB/s", "_per_s": "/s", "_ms": ", ms", "_us": ", µs", "_s": ", s"}
 SHARES = ("share", "retention", "acceptance_rate", "fire_rate", "accuracy", "noise_floor", "minimum_detectable_effect")
 TIMES = ("speedup", "ratio", "gain")
 

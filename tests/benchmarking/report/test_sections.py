@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from outrider.benchmarking.report.blocks import Section
+from outrider.benchmarking.report.records import Record
+from outrider.benchmarking.report.sections import section_of, where
+from tests.benchmarking.report import made
+
+
+def of(fields: dict[str, Any]) -> Section:
+    return section_of(Record(Path("Some File.json"), fields))
+
+
+def headlines(section: Section) -> list[tuple[str, str, str]]:
+    return [(figure.label, figure.value, figure.note) for figure in section.figures]
+
+
+def test_a_comparison_leads_with_its_speedup_and_interval() -> None:
+    section = of(made.compare())
+    assert headlines(section)[0] == ("speedup", "1.61×", "95 % interval 1.54× to 1.69×")
+    assert section.findings == ("drafter over plain: faster by 61 %.",)
+    assert section.warnings == ()
+    assert [chart.title for chart in section.charts] == ["Paired ratios of speed"]
+    assert "noise floor, 2.1 %" in section.charts[0].caption
+    assert section.anchor == "some-file"
+
+
+def test_what_may_not_be_claimed_is_a_warning() -> None:
+    unsettled = made.compare()
+    unsettled["summary"] |= {"verdict": "unresolved", "verdict_text": "24 prompts are too few; 90 would do"}
+    assert of(unsettled).warnings == ("drafter over plain: 24 prompts are too few; 90 would do.",)
+    assert of(unsettled).findings == ()
+    assert "the interval holds 1" in of(made.compare(ratio=1.01, verdict=None)).warnings[0]
+    tie = made.compare(verdict=None)
+    tie["summary"] |= {"speedup": 1.015, "speedup_interval": [1.005, 1.025]}
+    assert "within the noise floor of 2.1 %" in of(tie).warnings[0]
+    assert of(made.compare(verdict=None)).warnings == ()
+
+
+def test_a_sweep_leads_with_the_best_of_every_line() -> None:
+    figures = headlines(of(made.sweep()))
+    assert figures[0][0] == "best tokens/s, concurrency 8"
+    assert figures[0][2].startswith("at n = 6, 451.27 to ")
+    (chart,) = of(made.sweep()).charts
+    assert chart.table.columns == ("draft length n", *(f"concurrency {number}" for number in (1, 2, 4, 8)))
+    assert chart.table.rows[3][1] == "90 (85.50 to 94.50)"
+    assert sum("The drafter loses here" in words for words in of(made.sweep(best=0)).warnings) == 4
+
+
+def test_a_run_shows_latencies_as_one_table() -> None:
+    section = of(made.run())
+    assert headlines(section)[0][:2] == ("output tokens/s", "263.70")
+    title, table = section.tables[0]
+    assert (title, table.columns) == ("Latency, ms", ("measure", "mean", "median", "p99"))
+    assert table.rows[0] == ("time to first token", "89.65", "81.50", "163")
+    assert not any("ttft" in row[0] for row in section.tables[1][1].rows)
+    assert "1 + their sum is 5.22" in section.charts[0].caption
+
+
+def test_a_session_shows_its_phases() -> None:
+    section = of(made.soak())
+    assert [label for label, _, _ in headlines(section)] == ["speed retention", "slowest request", "fastest request"]
+    title, table = section.tables[0]
+    assert (title, table.columns) == ("Phases", ("name", "first", "last", "cause"))
+    assert section.charts[0].table.rows[6][2] == "degraded"
+
+
+def test_decoding_shows_cycles_and_says_that_acceptance_was_imposed() -> None:
+    section = of(made.decode())
+    assert "Acceptance was imposed" in section.warnings[0]
+    assert [chart.title for chart in section.charts] == ["Tokens a second over draft length n", "Where a cycle goes"]
+    assert section.charts[1].table.rows[2] == ("verify: products", "14.52", "13.31", "91.7 %")
+
+
+def test_an_unknown_kind_is_its_table() -> None:
+    section = of(made.record("new-kind", [{"thing": "a", "num_cats": 3}, {"thing": "b"}]))
+    assert (section.title, section.charts, section.figures) == ("new kind", (), ())
+    title, table = section.tables[0]
+    assert (title, table.columns, table.rows) == ("All figures", ("thing", "cats"), (("a", "3"), ("b", "–")))
+
+
+def test_warnings_of_the_record_itself() -> None:
+    git = {"git": {"dirty": True}}
+    fields = made.record("demo", {"identical": False}, environment=git, published=True, notes=["Mind this."])
+    words = " ".join(of(fields).warnings)
+    for said in ("Published figures", "not committed", "did not write the same text", "Mind this."):
+        assert said in words
+    assert of(fields).is_published
+
+
+def test_titles_tell_records_of_a_kind_apart() -> None:
+    greedy = {"temperature": 0.0, "top_k": 0, "top_p": 1.0}
+    assert of(made.record("demo", greedy)).title.endswith(": greedy")
+    sampled = {"temperature": 1.0, "top_k": 64, "top_p": 0.95}
+    assert of(made.record("demo", sampled)).title.endswith(": temperature 1, top-k 64, top-p 0.95")
+    assert of(made.record("demo", greedy, title="Own")).title == "Own"
+
+
+def test_where_it_was_measured() -> None:
+    gpu = {"name": "NVIDIA H200"}
+    assert where({"accelerators": [gpu]}) == "NVIDIA H200"
+    assert where({"accelerators": [gpu, gpu]}) == "2 × NVIDIA H200"
+    assert where({"cpu_model": "AMD EPYC", "num_usable_cores": 2, "memory_bytes": 25276063744}) == (
+        "AMD EPYC, 2 cores, 24 GiB"
+    )
+    assert where({"description": "a laptop"}) == "a laptop"
+    assert where({}) == "not recorded"
+
+
+def test_the_raw_environment_is_kept_whole() -> None:
+    raw = json.loads(of(made.compare()).raw)
+    assert raw["environment"] == made.MACHINE
+    assert raw["command"] == "outrider bench-compare"
+    assert [arm["name"] for arm in raw["arms"]] == ["plain", "drafter"]
