@@ -57,6 +57,42 @@ def sweep(*, best: int = 6) -> dict[str, Any]:
     return record("bench-sweep", cells)
 
 
+def own_sweep() -> dict[str, Any]:
+    """Draft lengths as `bench sweep` compares them: every one with its share of the best, item by item."""
+    cells = []
+    for workload, best in (("code", 7), ("prose", 0)):
+        for n, speed in ((0, 50.0), (3, 80.0 if best else 45.0), (7, 100.0 if best else 40.0)):
+            top = 100.0 if best else 50.0
+            cell = {"workload": workload, "concurrency": 1, "context_tokens": None, "temperature": 0.0}
+            cell |= {"num_speculative_tokens": n, "output_tokens_per_s": speed, "ratio_to_best": speed / top}
+            interval = None if n == best else [speed / top - 0.02, speed / top + 0.02]
+            faults = ["request_errors"] if (workload, n) == ("code", 3) else []
+            cells.append(cell | {"ratio_interval": interval, "is_best": n == best, "faults": faults})
+    return record("sweep", cells)
+
+
+def own_run() -> dict[str, Any]:
+    """One server as `bench run` sums it up: spreads in seconds, findings, and the keys of another tool beside them."""
+    summary = {
+        "output_tokens_per_s": 263.7,
+        "ttft_s": {"mean": 0.09, "p50": 0.0815, "p90": 0.1, "p99": 0.163},
+        "tpot_s": {"mean": 0.0135, "p50": 0.01225, "p90": 0.02, "p99": 0.0245},
+        "chunk_gap_s": None,
+        "acceptance_rate": 0.6,
+        "integrity": {
+            "status": "invalid",
+            "findings": [
+                {"name": "other_tenant", "is_fatal": True, "detail": "41 tokens were not ours"},
+                {"name": "no_counters", "is_fatal": False, "detail": "the server has none"},
+            ],
+        },
+        "output_throughput": 263.7,
+        "spec_decode_acceptance_rate": 60.0,
+        "mean_ttft_ms": 90.0,
+    }
+    return record("run", summary)
+
+
 def run() -> dict[str, Any]:
     """One server: latencies under vLLM's names, acceptance by position."""
     latencies = {

@@ -123,6 +123,13 @@ def test_phases_lie_over_their_requests_and_names_over_nothing(width: int) -> No
     assert all(left + 6.3 * len(name) <= width for left, _, name in names)
 
 
+def test_a_request_without_a_speed_leaves_its_place_empty() -> None:
+    drawing = timeline([1.0, None, 0.5], [Span("degraded", 3, 3)], y_label="speed", width=350)
+    (first,), (third,) = parsed(drawing, "circle", "fill-a"), parsed(drawing, "circle", "fill-c")
+    labels = [each for each in ElementTree.fromstring(drawing).iter("text") if each.get("text-anchor") == "middle"]
+    assert [first.get("cx"), third.get("cx")] == [labels[0].get("x"), labels[-1].get("x")]
+
+
 def test_no_phases_and_one_request_are_drawn_too() -> None:
     drawing = timeline([50.0], [], y_label="tokens/s", width=350)
     assert len(parsed(drawing, "circle", "fill-a")) == 1

@@ -81,13 +81,32 @@ def test_pairs_of_the_demo_are_seconds_a_token() -> None:
 
 
 def test_sessions_acceptance_and_parts() -> None:
-    ((name, rates, spans),) = readings.sessions(of(made.soak(num_turns=2)))
-    assert (name, len(rates), spans[1]) == ("", 20, Span("degraded", 7, 10))
+    (session,) = readings.sessions(of(made.soak(num_turns=2)))
+    assert (session.name, len(session.rates), session.spans[1]) == ("", 20, Span("degraded", 7, 10))
+    assert session.unit == "tokens/s"
     ((name, shares),) = readings.acceptance_by_position(of(made.run()))
     assert (name, shares[0], len(shares)) == ("", 0.89, 7)
     ((name, parts),) = readings.cycle_parts(of(made.decode()))
     assert [part.name for part in parts][2:4] == ["verify: products", "verify: head"]
     assert parts[-1].floor_ms is None
+
+
+def test_a_session_may_lack_speeds_and_measure_against_its_fast_level() -> None:
+    phases = [{"name": "fast", "first": 1, "last": 3, "relative_speed": 1.0}]
+    (session,) = readings.sessions(of(made.record("soak", {"rates": [1.0, None, 0.98], "phases": phases})))
+    assert (session.rates, session.unit) == ((1.0, None, 0.98), "speed, fast = 1")
+    assert readings.sessions(of(made.record("soak", {"rates": [None, None]}))) == []
+
+
+def test_draft_lengths_are_shares_of_the_best_of_their_condition() -> None:
+    record = of(made.own_sweep())
+    found = {effect.name: (effect.ratio, effect.interval) for effect in readings.against_best(record)}
+    assert list(found) == ["code, n 0 over n 7", "code, n 3 over n 7", "prose, n 3 over n 0", "prose, n 7 over n 0"]
+    ratio, interval = found["prose, n 3 over n 0"]
+    assert ratio == 0.9
+    assert interval == pytest.approx((0.88, 0.92))
+    assert [series.name for series in readings.sweep_series(record)] == ["code", "prose"]
+    assert readings.losing_cells(record) == ["prose"]
 
 
 def test_other_records_have_none_of_it() -> None:

@@ -28,18 +28,6 @@ def test_a_comparison_leads_with_its_speedup_and_interval() -> None:
     assert section.anchor == "some-file"
 
 
-def test_what_may_not_be_claimed_is_a_warning() -> None:
-    unsettled = made.compare()
-    unsettled["summary"] |= {"verdict": "unresolved", "verdict_text": "24 prompts are too few; 90 would do"}
-    assert of(unsettled).warnings == ("drafter over plain: 24 prompts are too few; 90 would do.",)
-    assert of(unsettled).findings == ()
-    assert "the interval holds 1" in of(made.compare(ratio=1.01, verdict=None)).warnings[0]
-    tie = made.compare(verdict=None)
-    tie["summary"] |= {"speedup": 1.015, "speedup_interval": [1.005, 1.025]}
-    assert "within the noise floor of 2.1 %" in of(tie).warnings[0]
-    assert of(made.compare(verdict=None)).warnings == ()
-
-
 def test_a_sweep_leads_with_the_best_of_every_line() -> None:
     figures = headlines(of(made.sweep()))
     assert figures[0][0] == "best tokens/s, concurrency 8"
@@ -47,7 +35,6 @@ def test_a_sweep_leads_with_the_best_of_every_line() -> None:
     (chart,) = of(made.sweep()).charts
     assert chart.table.columns == ("draft length n", *(f"concurrency {number}" for number in (1, 2, 4, 8)))
     assert chart.table.rows[3][1] == "90 (85.50 to 94.50)"
-    assert sum("The drafter loses here" in words for words in of(made.sweep(best=0)).warnings) == 4
 
 
 def test_a_run_shows_latencies_as_one_table() -> None:
@@ -58,6 +45,18 @@ def test_a_run_shows_latencies_as_one_table() -> None:
     assert table.rows[0] == ("time to first token", "89.65", "81.50", "163")
     assert not any("ttft" in row[0] for row in section.tables[1][1].rows)
     assert "1 + their sum is 5.22" in section.charts[0].caption
+
+
+def test_spreads_in_seconds_are_latencies_in_ms() -> None:
+    section = of(made.own_run())
+    title, table = section.tables[0]
+    assert (title, table.columns) == ("Latency, ms", ("measure", "mean", "p50", "p90", "p99"))
+    assert table.rows[1] == ("time per output token", "13.50", "12.25", "20", "24.50")
+    rest = dict(section.tables[1][1].rows)
+    assert rest["integrity"] == "invalid"
+    assert rest["spec decode acceptance rate"] == "60"
+    assert rest["acceptance rate"] == "60 %"
+    assert [label for label, _, _ in headlines(section)] == ["output tokens/s", "acceptance rate"]
 
 
 def test_a_session_shows_its_phases() -> None:
@@ -80,15 +79,6 @@ def test_an_unknown_kind_is_its_table() -> None:
     assert (section.title, section.charts, section.figures) == ("new kind", (), ())
     title, table = section.tables[0]
     assert (title, table.columns, table.rows) == ("All figures", ("thing", "cats"), (("a", "3"), ("b", "–")))
-
-
-def test_warnings_of_the_record_itself() -> None:
-    git = {"git": {"dirty": True}}
-    fields = made.record("demo", {"identical": False}, environment=git, published=True, notes=["Mind this."])
-    words = " ".join(of(fields).warnings)
-    for said in ("Published figures", "not committed", "did not write the same text", "Mind this."):
-        assert said in words
-    assert of(fields).is_published
 
 
 def test_titles_tell_records_of_a_kind_apart() -> None:

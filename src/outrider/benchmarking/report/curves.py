@@ -81,20 +81,24 @@ def column_chart(shares: Sequence[float], *, x_label: str, y_label: str, width: 
     return svg.drawing(width, HEIGHT, parts, description=f"{y_label} by {x_label}")
 
 
-def timeline(rates: Sequence[float], spans: Sequence[Span], *, y_label: str, width: int) -> str:
-    """A dot a request over its phases, which are shaded; each kind is named where it first occurs; y starts at 0."""
+def timeline(rates: Sequence[float | None], spans: Sequence[Span], *, y_label: str, width: int) -> str:
+    """A dot a request over its phases, which are shaded; each kind is named where it first occurs; y starts at 0.
+
+    A request without a speed leaves its place empty.
+    """
     slot = (width - LEFT - 8) / max(1, len(rates))
     left = svg.Scale(0, 1, LEFT + 4, LEFT + 4 + slot)  # of request i at i, its middle at i + 0.5
     kinds = {span.name: span for span in reversed(spans)}  # the first of each
     names, num_lines = _phase_names(list(reversed(kinds.values())), left, right=width - 4.0)
-    y = _from_zero(rates, top=TOP + 4 + LABEL_GAP_PX * num_lines)
+    known = [(index, rate) for index, rate in enumerate(rates) if rate is not None]
+    y = _from_zero([rate for _, rate in known], top=TOP + 4 + LABEL_GAP_PX * num_lines)
     order = list(reversed(kinds))
     parts = [_shade(span, left, y(0), is_dark=order.index(span.name) % 2 == 0) for span in spans]
     parts += [*_y_axis(y, width, y_label), *names]
     slow = {index for span in spans if span.name == SLOW_PHASE for index in range(span.first - 1, span.last)}
-    middles = [(left(index + 0.5), y(rate)) for index, rate in enumerate(rates)]
+    middles = [(left(index + 0.5), y(rate)) for index, rate in known]
     parts.append(svg.element("polyline", points=_path(middles), class_="line-other thin"))
-    for index, (px, py) in enumerate(middles):
+    for (index, _), (px, py) in zip(known, middles, strict=True):
         colour = "c" if index in slow else "a"
         parts.append(svg.element("circle", cx=px, cy=py, r=min(4.5, slot * 0.4), class_=f"fill-{colour}"))
     shown = range(0, len(rates), max(1, round(34 / slot)))

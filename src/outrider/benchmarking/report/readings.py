@@ -6,6 +6,7 @@ What can be drawn is decided by what a record holds, not by its kind: a kind tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -15,10 +16,22 @@ from outrider.benchmarking.report.strips import Effect, Part
 from outrider.benchmarking.report.wording import label, shown
 
 Summary = dict[str, Any]
+
+SPEEDS = ("tokens_per_s", "output_tokens_per_s")
 AXES = ("num_speculative_tokens", "concurrency", "batch", "request_rate", "context_tokens", "temperature")
 NAMES = ("workload", "target", "arm", "baseline", "method")
 SHORT = {"num_speculative_tokens": "n", "context_tokens": "context"}
 DRAWN = ("rates", "prompt_ratios", "prompt_indices")  # lists that charts show
+
+
+@dataclass(frozen=True)
+class Session:
+    """The speed of each request, None where it has none; its phases; and what the speed is measured in."""
+
+    name: str
+    rates: tuple[float | None, ...]
+    spans: tuple[Span, ...]
+    unit: str
 
 
 def interval_of(summary: Summary, key: str) -> tuple[float, float] | None:
@@ -45,9 +58,16 @@ def _is_axis(summary: Summary, key: str) -> bool:
     return key in AXES and summary.get(key) is not None
 
 
+def _timed(record: Record) -> tuple[str, list[Summary]]:
+    """The key of a table's speeds, and the cells that have one."""
+    cells = record.summaries
+    key = next((key for key in SPEEDS if any(cell.get(key) is not None for cell in cells)), SPEEDS[0])
+    return key, [cell for cell in cells if cell.get(key) is not None]
+
+
 def sweep_axis(record: Record) -> str | None:
     """The setting that a table of speeds goes over: the first that takes two values or more."""
-    cells = [each for each in record.summaries if each.get("tokens_per_s") is not None]
+    _, cells = _timed(record)
     return next((key for key in varying(cells, AXES) if all(_is_axis(cell, key) for cell in cells)), None)
 
 
@@ -56,11 +76,11 @@ def sweep_series(record: Record) -> list[Series]:
     axis = sweep_axis(record)
     if axis is None:
         return []
-    cells = [each for each in record.summaries if each.get("tokens_per_s") is not None]
+    key, cells = _timed(record)
     others = [key for key in varying(cells, (*NAMES, *AXES)) if key != axis]
     groups: dict[str, list[Point]] = {}
     for cell in cells:
-        point = Point(cell[axis], cell["tokens_per_s"], interval_of(cell, "tokens_per_s"))
+        point = Point(cell[axis], cell[key], interval_of(cell, key))
         name = cell_name(cell, others)
         if cell.get("peer_tokens_per_s") is None:
             groups.setdefault(name, []).append(point)
@@ -98,6 +118,21 @@ def effects(record: Record) -> list[Effect]:
     ]
 
 
+def against_best(record: Record) -> list[Effect]:
+    """Every draft length of a sweep as a share of the best of its condition, with the interval of that ratio."""
+    cells = [each for each in record.summaries if each.get("ratio_to_best") is not None]
+    keys = [key for key in varying(cells, (*NAMES, *AXES)) if key != "num_speculative_tokens"]
+    best = {cell_name(cell, keys): cell["num_speculative_tokens"] for cell in cells if cell.get("is_best")}
+    found = []
+    for cell in cells:
+        condition = cell_name(cell, keys)
+        if not cell.get("is_best"):
+            words = f"n {cell['num_speculative_tokens']} over n {best[condition]}"
+            name = f"{condition}, {words}" if condition else words
+            found.append(Effect(name, cell["ratio_to_best"], interval_of(cell, "ratio")))
+    return found
+
+
 def paired_ratios(record: Record, summary: Summary) -> tuple[float, ...]:
     """The ratio of each prompt: the summary's own, else from the demo's decode times a token."""
     return tuple(summary.get("prompt_ratios") or _demo_ratios(record.fields["rows"]))
@@ -117,15 +152,17 @@ def noise_floor(record: Record) -> float | None:
     return max((each["noise_floor"] for each in record.summaries if each.get("noise_floor")), default=None)
 
 
-def sessions(record: Record) -> list[tuple[str, list[float], list[Span]]]:
+def sessions(record: Record) -> list[Session]:
     """The speed of every request in order, and the phases found in them."""
-    cells = [each for each in record.summaries if each.get("rates")]
+    cells = [each for each in record.summaries if any(rate is not None for rate in each.get("rates") or ())]
     keys = varying(cells, NAMES)
-    return [(cell_name(cell, keys), list(cell["rates"]), _spans(cell.get("phases") or ())) for cell in cells]
+    return [_session(cell_name(cell, keys), cell["rates"], cell.get("phases") or ()) for cell in cells]
 
 
-def _spans(phases: Iterable[dict[str, Any]]) -> list[Span]:
-    return [Span(phase["name"], phase["first"], phase["last"]) for phase in phases]
+def _session(name: str, rates: Sequence[float | None], phases: Sequence[dict[str, Any]]) -> Session:
+    spans = tuple(Span(phase["name"], phase["first"], phase["last"]) for phase in phases)
+    is_relative = any("relative_speed" in phase for phase in phases)
+    return Session(name, tuple(rates), spans, "speed, fast = 1" if is_relative else "tokens/s")
 
 
 def cycle_parts(record: Record) -> list[tuple[str, list[Part]]]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from outrider.benchmarking.report import curves, readings, strips
-from outrider.benchmarking.report.blocks import REST, Chart, Figure, Section, Table
+from outrider.benchmarking.report import cautions, drawings, readings
+from outrider.benchmarking.report.blocks import REST, Figure, Section, Table
 from outrider.benchmarking.report.records import Record
 from outrider.benchmarking.report.wording import (
     ABSENT,
@@ -24,23 +23,20 @@ from outrider.benchmarking.report.wording import (
     title_of,
 )
 
-HEADLINES = (
-    "speedup",
-    "output_throughput",
-    "output_tokens_per_s",
-    "mean_acceptance_length",
-    "speculative_tokens_per_s",
-    "plain_tokens_per_s",
-    "median_ttft_ms",
-    "median_tpot_ms",
-    "acceptance_rate",
-    "fire_rate",
-    "speed_retention",
-    "kernel_gain",
+HEADLINES = (  # of alternatives in one pair of brackets, the first that a summary has
+    ("speedup", "verdict"),
+    ("output_tokens_per_s", "output_throughput"),
+    ("mean_acceptance_length",),
+    ("speculative_tokens_per_s",),
+    ("plain_tokens_per_s",),
+    ("median_ttft_ms",),
+    ("median_tpot_ms",),
+    ("acceptance_rate",),
+    ("speed_retention",),
+    ("kernel_gain",),
 )
 MAX_FIGURES = 4
-SETTLED = ("faster", "slower", "equal")  # verdicts of a comparison whose sample carries them
-WIDE_PX, NARROW_PX = 760, 350  # what charts are drawn for; the style sheet shows one of the two
+SPREADS = {"ttft_s": "ttft", "tpot_s": "tpot", "chunk_gap_s": "chunk_gap", "e2e_latency_s": "e2el"}
 GIB = 2**30
 
 
@@ -53,9 +49,9 @@ def section_of(record: Record) -> Section:
         title=_title(record),
         facts=tuple(facts(record)),
         figures=tuple(figures(record))[:MAX_FIGURES],
-        findings=tuple(findings(record)),
-        warnings=tuple(warnings(record)),
-        charts=tuple(charts(record)),
+        findings=tuple(cautions.findings(record)),
+        warnings=tuple(cautions.warnings(record)),
+        charts=tuple(drawings.charts(record)),
         tables=tuple(tables(record)),
         raw=json.dumps({key: value for key, value in raw.items() if value is not None}, indent=2, ensure_ascii=False),
         is_published=record.is_published,
@@ -114,13 +110,15 @@ def figures(record: Record) -> Iterator[Figure]:
     """Headlines with their intervals: of one comparison its own, of a table its best cell or its comparisons."""
     if len(record.summaries) == 1:
         summary = record.summaries[0]
-        for key in HEADLINES:
-            if summary.get(key) is not None:
+        for keys in HEADLINES:
+            key = next((key for key in keys if summary.get(key) is not None), None)
+            if key:
                 yield Figure(label(key), shown(key, summary[key]), _interval_note(summary, key))
-        for name, rates, _ in readings.sessions(record):
-            for word, rate in (("slowest", min(rates)), ("fastest", max(rates))):
-                title = f"{word} request, {name}" if name else f"{word} request"
-                yield Figure(title, number(rate), f"tokens/s, request {rates.index(rate) + 1}")
+        for session in readings.sessions(record):
+            known = [rate for rate in session.rates if rate is not None]
+            for word, rate in (("slowest", min(known)), ("fastest", max(known))):
+                title = f"{word} request, {session.name}" if session.name else f"{word} request"
+                yield Figure(title, number(rate), f"{session.unit}; request {session.rates.index(rate) + 1}")
         return
     for effect in readings.effects(record):
         note = f"interval {between('ratio', effect.interval)}" if effect.interval else ""
@@ -141,135 +139,6 @@ def _interval_note(summary: dict[str, Any], key: str) -> str:
     return f"{percent(confidence) + ' ' if confidence else ''}interval {between(key, interval)}"
 
 
-def warnings(record: Record) -> Iterator[str]:
-    """What a reader must not miss."""
-    settings = [arm.get("settings") or {} for arm in record.fields["arms"]]
-    if record.is_published:
-        yield "Published figures, typed in from the source named. Nothing here measured them."
-    if any(each.get("is_synthetic") for each in settings):
-        yield "Acceptance was imposed: this times cycles, and its text is nobody's."
-    if (record.fields["environment"].get("git") or {}).get("dirty"):
-        yield "Made from a working tree with changes that were not committed."
-    if any(summary.get("identical") is False for summary in record.summaries):
-        yield "The arms did not write the same text."
-    for name in readings.losing_cells(record):
-        yield f"The drafter loses here: drafting nothing is fastest ({name})."
-    yield from _verdicts(record)
-    yield from record.fields.get("notes") or ()
-
-
-def findings(record: Record) -> Iterator[str]:
-    """What the record itself claims of each comparison, where its sample carries a claim."""
-    for summary in record.summaries:
-        if summary.get("verdict") in SETTLED and summary.get("verdict_text"):
-            yield f"{summary['arm']} over {summary['baseline']}: {summary['verdict_text']}."
-
-
-def _verdicts(record: Record) -> Iterator[str]:
-    """What may not be claimed of a comparison: in the record's own words, else by its interval and noise floor."""
-    floor = readings.noise_floor(record)
-    compared = [summary for summary in record.summaries if summary.get("speedup") is not None]
-    for effect, summary in zip(readings.effects(record), compared, strict=True):
-        if summary.get("verdict_text"):
-            if summary.get("verdict") not in SETTLED:
-                yield f"{effect.name}: {summary['verdict_text']}."
-        elif effect.interval and effect.interval[0] <= 1 <= effect.interval[1]:
-            yield f"No difference is shown for {effect.name}: the interval holds 1."
-        elif floor and 1 / (1 + floor) <= effect.ratio <= 1 + floor:
-            yield f"A tie for {effect.name}: the ratio lies within the noise floor of {percent(floor)}."
-
-
-def charts(record: Record) -> Iterator[Chart]:
-    """Every drawing that the record has the figures for."""
-    yield from _sweep_charts(record)
-    yield from _paired_charts(record)
-    yield from _session_charts(record)
-    yield from _acceptance_charts(record)
-    yield from _part_charts(record)
-
-
-def _chart(title: str, caption: str, table: Table, draw: Callable[..., str]) -> Chart:
-    """Drawn for both widths; `draw` takes `width`."""
-    return Chart(title, caption, draw(width=WIDE_PX), draw(width=NARROW_PX), table)
-
-
-def _sweep_charts(record: Record) -> Iterator[Chart]:
-    series, axis = readings.sweep_series(record), readings.sweep_axis(record)
-    if not series or axis is None:
-        return
-    xs = sorted({point.x for each in series for point in each.points})
-    columns = (label(axis), *(each.name or "tokens/s" for each in series))
-    values = [{point.x: point for point in each.points} for each in series]
-    rows = tuple((number(x), *(_cell(points.get(x)) for points in values)) for x in xs)
-    caption = "A ring marks the best of a line. The scale begins at 0."
-    yield _chart(
-        f"Tokens a second over {label(axis)}",
-        caption,
-        Table(columns, rows),
-        lambda width: curves.line_chart(series, x_label=label(axis), y_label="tokens/s", width=width),
-    )
-
-
-def _cell(point: curves.Point | None) -> str:
-    if point is None:
-        return ABSENT
-    return number(point.y) + (f" ({between('y', point.interval)})" if point.interval else "")
-
-
-def _paired_charts(record: Record) -> Iterator[Chart]:
-    effects, floor = readings.effects(record), readings.noise_floor(record)
-    if not effects:
-        return
-    words = [
-        "A dot is one prompt." if any(effect.pairs for effect in effects) else "",
-        "The diamond is the ratio.",
-        "The bar is its interval." if any(effect.interval for effect in effects) else "No interval was recorded.",
-        f"The band is the noise floor, {percent(floor)}." if floor else "",
-    ]
-    columns = ("comparison", "ratio", "interval", "pairs")
-    table = Table(columns, strips.effect_rows(effects))
-    yield _chart(
-        "Paired ratios of speed",
-        " ".join(filter(None, words)),
-        table,
-        lambda width: strips.paired_chart(effects, noise_floor=floor, width=width),
-    )
-
-
-def _session_charts(record: Record) -> Iterator[Chart]:
-    for name, rates, spans in readings.sessions(record):
-        phase = {index: span.name for span in spans for index in range(span.first, span.last + 1)}
-        rows = tuple((number(i), number(rate), phase.get(i, ABSENT)) for i, rate in enumerate(rates, start=1))
-        title = "Speed over the session" + (f": {name}" if name else "")
-        caption = "A dot is one request; phases are shaded and named. The scale begins at 0."
-        table = Table(("request", "tokens/s", "phase"), rows)
-        yield _chart(title, caption, table, partial(curves.timeline, rates, spans, y_label="tokens/s"))
-
-
-def _acceptance_charts(record: Record) -> Iterator[Chart]:
-    for name, shares in readings.acceptance_by_position(record):
-        rows = tuple((number(index), percent(share)) for index, share in enumerate(shares, start=1))
-        title = "Acceptance by position" + (f": {name}" if name else "")
-        caption = f"Share of all cycles that kept the draft at each position; 1 + their sum is {1 + sum(shares):.2f}."
-        draw = partial(curves.column_chart, shares, x_label="position in the draft", y_label="accepted")
-        yield _chart(title, caption, Table(("position", "accepted"), rows), draw)
-
-
-def _part_charts(record: Record) -> Iterator[Chart]:
-    for name, parts in readings.cycle_parts(record):
-        rows = tuple((part.name, number(part.ms), *_floor_cells(part)) for part in parts)
-        title = "Where a cycle goes" + (f": {name}" if name else "")
-        caption = "A bar is time; its dark piece is what reading the bytes takes, and the number that piece's share."
-        table = Table(("part", "ms", "floor, ms", "share of the floor"), rows)
-        yield _chart(title, caption, table, partial(strips.part_bars, parts))
-
-
-def _floor_cells(part: strips.Part) -> tuple[str, str]:
-    if part.floor_ms is None:
-        return ABSENT, ABSENT
-    return number(part.floor_ms), percent(part.floor_ms / part.ms)
-
-
 def tables(record: Record) -> Iterator[tuple[str, Table]]:
     """Latencies, tables inside the summary (phases, rungs) and then all other figures."""
     summaries = record.summaries
@@ -279,9 +148,11 @@ def tables(record: Record) -> Iterator[tuple[str, Table]]:
         yield from _latency_table(summary)
         for key, rows in readings.nested_tables(summary):
             yield label(key).capitalize(), _table(rows)
-        left = [key for key in columns if not LATENCY.fullmatch(key)]
-        rows_of_two = tuple((label(key), shown(key, summary[key])) for key in left)
-        yield REST, Table(("figure", "value"), rows_of_two)
+        left = [key for key in columns if not LATENCY.fullmatch(key) and key not in (*SPREADS, "integrity")]
+        rows_of_two = [(label(key), shown(key, summary[key])) for key in left]
+        if summary.get("integrity"):
+            rows_of_two.append(("integrity", str(summary["integrity"]["status"])))
+        yield REST, Table(("figure", "value"), tuple(rows_of_two))
     elif summaries:
         yield REST, _table(summaries)
 
@@ -293,7 +164,11 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _latency_table(summary: dict[str, Any]) -> Iterator[tuple[str, Table]]:
-    found = {match.groups(): summary[match.group()] for key in summary if (match := LATENCY.fullmatch(key))}
+    found = {
+        (statistic, measure): 1e3 * seconds
+        for key, measure in SPREADS.items()
+        for statistic, seconds in (summary.get(key) or {}).items()
+    } or {(match[1], match[2]): summary[match[0]] for key in summary if (match := LATENCY.fullmatch(key))}
     if not found:
         return
     statistics = list(dict.fromkeys(statistic for statistic, _ in found))

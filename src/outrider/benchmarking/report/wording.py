@@ -39,8 +39,25 @@ LABELS = {
     "memory_growth_mib": "memory growth, MiB",
 }
 UNITS = {"_tokens_per_s": " tokens/s", "_tb_per_s": " TB/s", "_per_s": "/s", "_ms": ", ms", "_us": ", µs", "_s": ", s"}
-SHARES = ("share", "retention", "acceptance_rate", "fire_rate", "accuracy", "noise_floor", "minimum_detectable_effect")
-TIMES = ("speedup", "ratio", "gain")
+SHARES = (
+    "share",
+    "retention",
+    "acceptance_rate",
+    "acceptance_by_position",
+    "fire_rate_steps",
+    "fire_rate_requests",
+    "accuracy",
+    "noise_floor",
+    "minimum_detectable_effect",
+    "claim",
+    "confidence",
+    "memory_growth",
+    "memory_growth_error",
+    "memory_step",
+    "acceptance_drift",
+)
+TIMES = ("speedup", "ratio", "gain", "ratio_to_best", "speedup_interval", "ratio_interval")
+FOREIGN = "spec_decode_"  # keys that follow another tool's units, a rate in per cent among them
 
 
 def title_of(name: str) -> str:
@@ -73,6 +90,8 @@ def shown(key: str, value: Any) -> str:
         return ", ".join(f"{label(name)} {shown(name, each)}" for name, each in value.items())
     if not isinstance(value, int | float):
         return str(value)
+    if key.startswith(FOREIGN):
+        return number(value)
     if key.endswith(SHARES):
         return percent(value)
     return times(value) if key.endswith(TIMES) else number(value)
