@@ -14,7 +14,7 @@ from outrider.cli.output import emit_json, show, writable
 
 
 def report(
-    records: Annotated[list[Path], typer.Argument(help="Records, or folders of them.", metavar="FILE…")],
+    records: Annotated[list[Path], typer.Argument(help="Records, or folders of them.", metavar="FILE")],
     out: Annotated[Path, typer.Option(help="Folder for report.html and report.md; older ones are overwritten.")],
     title: Annotated[str, typer.Option(help="What stands at the top.")] = TITLE,
     as_json: options.Json = False,
