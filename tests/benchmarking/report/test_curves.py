@@ -36,6 +36,13 @@ def test_the_ring_is_on_the_highest_point_and_says_its_value() -> None:
     assert "40" in texts(drawing)
 
 
+def test_what_a_record_calls_best_is_the_best_though_another_is_higher() -> None:
+    points = (Point(0, 40), Point(5, 39, is_best=True), Point(7, 30))
+    assert Series("code", points).best.x == 5
+    (ring,) = parsed(lines([Series("code", points)]), "circle", "ring")
+    assert ring.get("cx") == parsed(lines([Series("code", points)]), "circle", "fill-a")[1].get("cx")
+
+
 def test_heights_are_in_proportion_from_zero() -> None:
     dots = parsed(lines([series("code", 10, 20, 40)]), "circle", "fill-a")
     axis = parsed(lines([series("code", 10, 20, 40)]), "line", "axis")[0]

@@ -107,6 +107,7 @@ def test_draft_lengths_are_shares_of_the_best_of_their_condition() -> None:
     assert interval == pytest.approx((0.88, 0.92))
     assert [series.name for series in readings.sweep_series(record)] == ["code", "prose"]
     assert readings.losing_cells(record) == ["prose"]
+    assert [series.best.is_best for series in readings.sweep_series(record)] == [True, True]
 
 
 def test_other_records_have_none_of_it() -> None:

@@ -70,5 +70,7 @@ def test_labels_in_drawings_are_brief() -> None:
 
 def test_intervals_and_titles() -> None:
     assert between("speedup", (1.5, 1.7)) == "1.50× to 1.70×"
+    assert between("ratio", (0.7, 0.853)) == "0.700× to 0.853×"
+    assert between("tokens_per_s", (80, 95.5)) == "80 to 95.50"
     assert title_of("bench-sweep") == title_of("sweep") == "Which settings are fastest"
     assert title_of("never-seen_before") == "never seen before"

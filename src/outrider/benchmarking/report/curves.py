@@ -22,6 +22,8 @@ class Point:
     x: float
     y: float
     interval: tuple[float, float] | None = None
+    is_best: bool = False
+    """Said by the record, which may have compared more closely than by these heights."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ class Series:
 
     @property
     def best(self) -> Point:
-        """The highest point."""
-        return max(self.points, key=lambda point: point.y)
+        """The point that its record calls the best, else the highest."""
+        return max(self.points, key=lambda point: (point.is_best, point.y))
 
 
 @dataclass(frozen=True)

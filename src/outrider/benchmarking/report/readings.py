@@ -80,7 +80,7 @@ def sweep_series(record: Record) -> list[Series]:
     others = [key for key in varying(cells, (*NAMES, *AXES)) if key != axis]
     groups: dict[str, list[Point]] = {}
     for cell in cells:
-        point = Point(cell[axis], cell[key], interval_of(cell, key))
+        point = Point(cell[axis], cell[key], interval_of(cell, key), is_best=cell.get("is_best") is True)
         name = cell_name(cell, others)
         if cell.get("peer_tokens_per_s") is None:
             groups.setdefault(name, []).append(point)

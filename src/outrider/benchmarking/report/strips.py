@@ -41,7 +41,7 @@ def paired_chart(effects: Sequence[Effect], *, noise_floor: float | None, width:
     """
     is_roomy = width >= ROOMY_PX
     x = _ratio_scale(effects, noise_floor, (NAMES_SHARE * width, 0.8 * width) if is_roomy else (20, width - 20))
-    heights = [(58 if effect.pairs else 36) if is_roomy else (80 if effect.pairs else 52) for effect in effects]
+    heights = [(58 if effect.pairs else 42) if is_roomy else (80 if effect.pairs else 52) for effect in effects]
     bottom = 8 + sum(heights)
     parts = _ratio_axis(x, bottom, noise_floor, num_ticks=4 if is_roomy else 3)
     top = 8.0

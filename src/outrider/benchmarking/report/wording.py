@@ -126,5 +126,9 @@ def times(value: float) -> str:
 
 
 def between(key: str, interval: Sequence[float]) -> str:
-    """An interval in words."""
-    return f"{shown(key, interval[0])} to {shown(key, interval[1])}"
+    """An interval in words, both ends with as many decimals."""
+    low, high = interval
+    if key.endswith(TIMES):
+        digits = 3 if any(0.8 < end < 1.25 for end in (low, high)) else 2
+        return f"{low:.{digits}f}× to {high:.{digits}f}×"
+    return f"{shown(key, low)} to {shown(key, high)}"
