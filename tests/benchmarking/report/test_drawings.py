@@ -47,7 +47,7 @@ def test_captions_say_what_is_drawn() -> None:
 
 def test_tables_hold_what_is_drawn() -> None:
     sweep, against = of(made.own_sweep())
-    assert sweep.table.rows == (("0", "50", "50"), ("3", "80", "45"), ("7", "100", "40"))
+    assert sweep.table.rows == (("0", "50.00", "50.00"), ("3", "80.00", "45.00"), ("7", "100.00", "40.00"))
     assert against.table.rows[2] == ("prose, n 3 over n 0", "0.900×", "0.880× to 0.920×", "–")
     (cycle,) = of(made.decode())[1:]
     assert cycle.table.rows[2] == ("verify: products", "14.52", "13.31", "91.7 %")

@@ -34,7 +34,7 @@ def test_a_sweep_leads_with_the_best_of_every_line() -> None:
     assert figures[0][2].startswith("at n = 6, 451.27 to ")
     (chart,) = of(made.sweep()).charts
     assert chart.table.columns == ("draft length n", *(f"concurrency {number}" for number in (1, 2, 4, 8)))
-    assert chart.table.rows[3][1] == "90 (85.50 to 94.50)"
+    assert chart.table.rows[3][1] == "90.00 (85.50 to 94.50)"
 
 
 def test_a_run_shows_latencies_as_one_table() -> None:
@@ -42,7 +42,7 @@ def test_a_run_shows_latencies_as_one_table() -> None:
     assert headlines(section)[0][:2] == ("output tokens/s", "263.70")
     title, table = section.tables[0]
     assert (title, table.columns) == ("Latency, ms", ("measure", "mean", "median", "p99"))
-    assert table.rows[0] == ("time to first token", "89.65", "81.50", "163")
+    assert table.rows[0] == ("time to first token", "89.65", "81.50", "163.00")
     assert not any("ttft" in row[0] for row in section.tables[1][1].rows)
     assert "1 + their sum is 5.22" in section.charts[0].caption
 
@@ -51,10 +51,10 @@ def test_spreads_in_seconds_are_latencies_in_ms() -> None:
     section = of(made.own_run())
     title, table = section.tables[0]
     assert (title, table.columns) == ("Latency, ms", ("measure", "mean", "p50", "p90", "p99"))
-    assert table.rows[1] == ("time per output token", "13.50", "12.25", "20", "24.50")
+    assert table.rows[1] == ("time per output token", "13.50", "12.25", "20.00", "24.50")
     rest = dict(section.tables[1][1].rows)
     assert rest["integrity"] == "invalid"
-    assert rest["spec decode acceptance rate"] == "60"
+    assert rest["spec decode acceptance rate"] == "60.00"
     assert rest["acceptance rate"] == "60 %"
     assert [label for label, _, _ in headlines(section)] == ["output tokens/s", "acceptance rate"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.benchmarking.report import svg
-from outrider.benchmarking.report.wording import brief, number, percent
+from outrider.benchmarking.report.wording import brief, percent
 
 HEIGHT, TOP, BOTTOM, LEFT = 260, 30, 40, 40
 NUM_COLOURS = 3
@@ -138,7 +138,7 @@ def _y_axis(
     y_label: str,
     *,
     ticks: Sequence[float] = (),
-    words: Callable[[float], str] = number,
+    words: Callable[[float], str] = brief,
 ) -> list[str]:
     parts = [svg.text(0, 12, y_label, class_="quiet")]
     for tick in ticks or svg.nice_ticks(y.low, y.high, 4):
@@ -148,7 +148,7 @@ def _y_axis(
 
 
 def _x_axis(x: svg.Scale, ticks: Sequence[float], x_label: str) -> list[str]:
-    marks = [svg.text(x(tick), HEIGHT - BOTTOM + 18, number(tick), anchor="middle", class_="quiet") for tick in ticks]
+    marks = [svg.text(x(tick), HEIGHT - BOTTOM + 18, brief(tick), anchor="middle", class_="quiet") for tick in ticks]
     return [*marks, svg.text(LEFT, HEIGHT - 4, x_label, class_="quiet")]
 
 
@@ -156,7 +156,7 @@ def _apart(x: svg.Scale, ticks: Sequence[float]) -> list[float]:
     """Those of the ticks whose numbers do not run into the one before."""
     kept: list[float] = []
     for tick in ticks:
-        needed = (svg.text_width(number(tick)) + svg.text_width(number(kept[-1]))) / 2 + 6 if kept else 0
+        needed = (svg.text_width(brief(tick)) + svg.text_width(brief(kept[-1]))) / 2 + 6 if kept else 0
         if not kept or x(tick) - x(kept[-1]) >= needed:
             kept.append(tick)
     return kept

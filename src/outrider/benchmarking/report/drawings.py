@@ -8,7 +8,7 @@ from functools import partial
 from outrider.benchmarking.report import curves, readings, strips
 from outrider.benchmarking.report.blocks import Chart, Table
 from outrider.benchmarking.report.records import Record
-from outrider.benchmarking.report.wording import ABSENT, between, label, number, percent, shown
+from outrider.benchmarking.report.wording import ABSENT, between, brief, label, number, percent, shown
 
 WIDE_PX, NARROW_PX = 760, 350  # what charts are drawn for; the style sheet shows one of the two
 
@@ -34,7 +34,7 @@ def _sweep_charts(record: Record) -> Iterator[Chart]:
     xs = sorted({point.x for each in series for point in each.points})
     columns = (label(axis), *(each.name or "tokens/s" for each in series))
     values = [{point.x: point for point in each.points} for each in series]
-    rows = tuple((number(x), *(_cell(points.get(x)) for points in values)) for x in xs)
+    rows = tuple((brief(x), *(_cell(points.get(x)) for points in values)) for x in xs)
     caption = "A ring marks the best of a line. The scale begins at 0."
     yield _chart(
         f"Tokens a second over {label(axis)}",

@@ -19,7 +19,7 @@ Summary = dict[str, Any]
 
 SPEEDS = ("tokens_per_s", "output_tokens_per_s")
 AXES = ("num_speculative_tokens", "concurrency", "batch", "request_rate", "context_tokens", "temperature")
-NAMES = ("workload", "target", "arm", "baseline", "method")
+NAMES = ("workload", "target", "arm", "baseline")
 SHORT = {"num_speculative_tokens": "n", "context_tokens": "context"}
 DRAWN = ("rates", "prompt_ratios", "prompt_indices")  # lists that charts show
 
@@ -47,7 +47,7 @@ def varying(summaries: Sequence[Summary], keys: Iterable[str]) -> list[str]:
 
 def cell_name(summary: Summary, keys: Sequence[str]) -> str:
     """What tells a cell from its neighbours, as in "code, batch 4"; an arm and its baseline are "a over b"."""
-    words = [str(summary[key]) for key in ("workload", "target", "method") if key in keys and summary.get(key)]
+    words = [str(summary[key]) for key in ("workload", "target") if key in keys and summary.get(key)]
     if summary.get("arm") and ("arm" in keys or "baseline" in keys):
         words.append(f"{summary['arm']} over {summary['baseline']}" if summary.get("baseline") else summary["arm"])
     words += [f"{SHORT.get(key, label(key))} {shown(key, summary[key])}" for key in keys if _is_axis(summary, key)]

@@ -15,6 +15,7 @@ from outrider.benchmarking.report.wording import (
     ABSENT,
     LATENCY,
     between,
+    brief,
     label,
     number,
     percent,
@@ -127,7 +128,7 @@ def figures(record: Record) -> Iterator[Figure]:
     for series in sorted(readings.sweep_series(record), key=lambda series: -series.best.y):
         best, name = series.best, f", {series.name}" if series.name else ""
         interval = f", {between('y', best.interval)}" if best.interval else ""
-        setting = f"{readings.SHORT.get(axis or '', label(axis or ''))} = {number(best.x)}"
+        setting = f"{readings.SHORT.get(axis or '', label(axis or ''))} = {brief(best.x)}"
         yield Figure(f"best tokens/s{name}", number(best.y), f"at {setting}{interval}")
 
 

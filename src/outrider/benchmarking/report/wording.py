@@ -98,10 +98,8 @@ def shown(key: str, value: Any) -> str:
 
 
 def number(value: float) -> str:
-    """Whole numbers whole, others with two decimals, three below 1, none from a thousand on."""
-    if isinstance(value, int) or float(value).is_integer():
-        return f"{value:,.0f}"
-    if abs(value) >= 1000:
+    """Counts whole, measures with two decimals, three below 1, none from a thousand on."""
+    if isinstance(value, int) or value == 0 or abs(value) >= 1000:
         return f"{value:,.0f}"
     if abs(value) >= 1:
         return f"{value:.2f}"
