@@ -53,8 +53,8 @@ def test_a_session_says_which_limits_it_broke() -> None:
 
 def test_a_check_that_failed_is_a_warning() -> None:
     rungs = [{"name": "basic", "status": "pass"}, {"name": "tools", "status": "fail", "reason": "no call came"}]
-    assert of(made.record("verify", rungs))[1] == ["Failed: tools: no call came"]
-    assert of(made.record("verify", {"verdict": "fail", "rungs": rungs}))[1] == ["Failed: tools: no call came"]
+    fields = made.record("verify", {"verdict": "fail"}, rows=rungs)
+    assert of(fields)[1] == ["Failed: tools: no call came"]
 
 
 def test_warnings_of_the_record_itself() -> None:

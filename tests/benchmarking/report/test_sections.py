@@ -74,6 +74,21 @@ def test_decoding_shows_cycles_and_says_that_acceptance_was_imposed() -> None:
     assert section.charts[1].table.rows[2] == ("verify: products", "14.52", "13.31", "91.7 %")
 
 
+def test_checks_are_a_table_of_their_own() -> None:
+    rows = [
+        {"name": "basic", "status": "pass", "reason": "ok"},
+        {"name": "tools", "status": "skip", "reason": "told to"},
+    ]
+    section = of(made.record("verify", {"verdict": "pass"}, rows=rows))
+    assert headlines(section) == [("verdict", "pass", "")]
+    title, table = section.tables[0]
+    assert (title, table.columns, table.rows[1]) == (
+        "Checks",
+        ("name", "status", "reason"),
+        ("tools", "skip", "told to"),
+    )
+
+
 def test_an_unknown_kind_is_its_table() -> None:
     section = of(made.record("new-kind", [{"thing": "a", "num_cats": 3}, {"thing": "b"}]))
     assert (section.title, section.charts, section.figures) == ("new kind", (), ())

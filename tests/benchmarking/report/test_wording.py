@@ -40,6 +40,7 @@ def test_identifiers_become_words_with_units(key: str, words: str) -> None:
         ("x", 0.00001234, "1.2e-05"),
         ("x", 1234.5, "1,234"),
         ("x", [1, 2.5], "1, 2.50"),
+        ("x", [], "none"),
         ("x", {"num_rounds": 3}, "rounds 3"),
         ("x", "text", "text"),
         ("speedup", 1.6263, "1.63×"),

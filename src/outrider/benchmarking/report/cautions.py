@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
 from outrider.benchmarking.report import readings
 from outrider.benchmarking.report.records import Record
@@ -41,9 +40,9 @@ def _faults(record: Record) -> Iterator[str]:
         for finding in (summary.get("integrity") or {}).get("findings") or ():
             weight = "The figures must not be used" if finding.get("is_fatal") else "Mind"
             yield f"{weight}: {label(finding['name'])}: {finding['detail']}"
-        for check in (summary, *chain.from_iterable(rows for _, rows in readings.nested_tables(summary))):
-            if check.get("status") == "fail":
-                yield f"Failed: {check.get('name', ABSENT)}: {check.get('reason', ABSENT)}"
+    for check in readings.checks(record):
+        if check["status"] == "fail":
+            yield f"Failed: {check.get('name', ABSENT)}: {check.get('reason', ABSENT)}"
 
 
 def findings(record: Record) -> Iterator[str]:

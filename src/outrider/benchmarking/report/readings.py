@@ -183,6 +183,11 @@ def losing_cells(record: Record) -> list[str]:
     return [series.name or record.stem for series in sweep_series(record) if series.best.x == 0]
 
 
+def checks(record: Record) -> list[Summary]:
+    """Rows that passed, failed or were left out, such as the rungs of `bench verify`."""
+    return [row for row in record.fields["rows"] if row.get("status") in ("pass", "fail", "skip")]
+
+
 def scalar_columns(summaries: Sequence[Summary]) -> list[str]:
     """Keys of all summaries in the order they first appear, raw series and nested tables left out."""
     keys = dict.fromkeys(chain.from_iterable(summaries))

@@ -142,6 +142,8 @@ def _interval_note(summary: dict[str, Any], key: str) -> str:
 
 def tables(record: Record) -> Iterator[tuple[str, Table]]:
     """Latencies, tables inside the summary (phases, rungs) and then all other figures."""
+    if readings.checks(record):
+        yield "Checks", _table(readings.checks(record))
     summaries = record.summaries
     columns = readings.scalar_columns(summaries)
     if len(summaries) == 1:

@@ -85,7 +85,7 @@ def shown(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return ", ".join(shown(key, each) for each in value)
+        return ", ".join(shown(key, each) for each in value) or "none"
     if isinstance(value, dict):
         return ", ".join(f"{label(name)} {shown(name, each)}" for name, each in value.items())
     if not isinstance(value, int | float):
