@@ -39,7 +39,10 @@ def test_interval_pairs_and_noise_floor_are_drawn_to_scale(width: int) -> None:
 
 def test_every_pair_is_a_dot_however_close() -> None:
     drawing = paired_chart([Effect("a", 1.5, None, (1.5,) * 40)], noise_floor=None, width=350)
-    assert len(parsed(drawing, "circle", "fill-b")) == 40
+    dots = parsed(drawing, "circle", "fill-b")
+    assert len(dots) == 40
+    assert len({dot.get("cy") for dot in dots}) == 4
+    assert all(0 < float(dot.get("cy", "")) < 80 for dot in dots)
 
 
 def test_the_interval_is_written_where_there_is_room() -> None:
