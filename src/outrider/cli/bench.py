@@ -15,7 +15,7 @@ from outrider.backends.dummy_configs import DUMMY_NAMES, dummy_target_config
 from outrider.benchmarking.decode import CellKey, CellPlan, decode_record, number_list, plan_cells, run_ours, summarize
 from outrider.benchmarking.peer import check_peer, run_peer
 from outrider.benchmarking.record import write_record
-from outrider.cli import bench_quality, bench_run, bench_soak, bench_verify, options
+from outrider.cli import bench_quality, bench_report, bench_run, bench_soak, bench_verify, options
 from outrider.cli.output import emit_json, new_file, progress_bar, progress_line, show
 
 app = typer.Typer(no_args_is_help=True, help="Measure a server; time decoding and kernels on made-up weights.")
@@ -241,3 +241,6 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.0f} %"
+
+
+app.command()(bench_report.report)
