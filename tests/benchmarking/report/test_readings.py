@@ -120,4 +120,5 @@ def test_tables_leave_raw_series_and_nested_ones_out() -> None:
     summary = made.soak()["summary"]
     assert readings.scalar_columns([summary]) == ["period", "speed_retention"]
     assert [key for key, _ in readings.nested_tables(summary)] == ["phases"]
+    assert readings.scalar_columns([{"prompt_ratios": [1.1, 1.2], "speedup": 1.15}]) == ["speedup"]
     assert readings.scalar_columns([{"a": 1, "long": list(range(17))}, {"b": 2}]) == ["a", "b"]
