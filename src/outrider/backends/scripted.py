@@ -276,7 +276,8 @@ class ScriptedBackend:
         drafts = params.num_speculative_tokens != 0 and step.num_draft_tokens > 0
         num_accepted = min(step.num_accepted_draft_tokens, len(token_ids)) if drafts else 0
         num_drafted = step.num_draft_tokens if drafts else 0
-        request.acceptance.record_cycle(draft_length=num_drafted, num_accepted_tokens=num_accepted)
+        if num_drafted:
+            request.acceptance.record_cycle(draft_length=num_drafted, num_accepted_tokens=num_accepted)
         summary = None if finish_reason is None else self._summary(request, finish_reason == "error")
         logprobs = () if params.logprobs is None else tuple(_logprobs(i, params.logprobs) for i in token_ids)
         return Chunk(request.index, text, token_ids, num_accepted, finish_reason, num_drafted, logprobs, summary)
