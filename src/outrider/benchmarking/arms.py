@@ -17,6 +17,7 @@ from outrider.errors import ConfigError, OutriderError
 LOCAL = "local:"
 LOCAL_KINDS = ("plain", "drafter")
 LOCAL_FIELDS = {"num_speculative_tokens"}
+COMMON_FIELDS = {"max_tokens", "messages", "prompt", "seed", "stream", "stream_options", "temperature"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +62,17 @@ def parse_arm(text: str) -> ArmSpec:
     for setting in settings:
         key, has_value, value = setting.partition("=")
         if not (key and has_value):
-            raise ConfigError(f"--arm {name}: {setting!r} is no field. Write field=value, as in temperature=0.7.")
+            raise ConfigError(f"--arm {name}: {setting!r} is no field. Write field=value, as in top_k=20.")
         _put(fields, key.split("."), _value(value))
     spec = ArmSpec(name=name, place=place, fields=fields)
     if spec.local_kind is not None and spec.local_kind not in LOCAL_KINDS:
         raise ConfigError(f"--arm {name}: {place!r} is not known. Use local:plain, local:drafter or a URL.")
     if spec.local_kind is None and not place.startswith(("http://", "https://")):
         raise ConfigError(f"--arm {name}: {place!r} is no URL. Give one such as http://127.0.0.1:8000.")
+    if common := sorted(set(fields) & COMMON_FIELDS):
+        raise ConfigError(
+            f"--arm {name}: {common[0]} is the same for all arms, so it is no field of one. Leave it out."
+        )
     if spec.local_kind is not None and (unknown := sorted(set(fields) - LOCAL_FIELDS)):
         raise ConfigError(f"--arm {name}: a local arm has no field {unknown[0]!r}, only num_speculative_tokens.")
     return spec
@@ -105,7 +110,7 @@ class ServerArm:
         return {"drafting": enabled is not False and length != 0}
 
     def echo(self, samples: Sequence[Sample]) -> Mapping[str, Any]:
-        """Drafting, as the answers say; without acceptance in any, only our own server is known to mean that it was off."""
+        """Drafting, as the answers say. Answers without acceptance mean that it was off on our own server only."""
         told = [sample.acceptance for sample in samples if sample.acceptance]
         if not told and self._client.server_kind() != "outrider":
             return {}

@@ -162,19 +162,22 @@ def num_turns(*, num_arms: int, num_prompts: int, num_rounds: int, num_warmup_ro
 def compare_arms(
     rows: Sequence[Row], arms: Sequence[Arm], *, is_greedy: bool, judging: Judging | None = None
 ) -> list[dict[str, Any]]:
-    """One summary for each arm against the first; a first arm that ran again gives the noise floor and is last.
+    """One summary for each arm against the first. Where the first ran again, that gives the noise floor, and its own
+    summary stays out unless there is no other.
 
     EngineFault where two arms have no two prompts in common that both answered.
     """
     judging = judging or Judging()
     first, *others = arms
     by_arm = {arm.name: _by_prompt(rows, arm.name) for arm in arms}
+    again = next((arm for arm in others if arm.name == again_name(first.name)), None)
     floor = None
-    if again := next((arm for arm in others if arm.name == again_name(first.name)), None):
+    if again is not None:
         floor = noise_floor(_pairing(by_arm, first.name, again.name).ratio(judging))
     return [
         _summary(_pairing(by_arm, first.name, arm.name), first, arm, floor=floor, is_greedy=is_greedy, judging=judging)
         for arm in others
+        if arm is not again or len(others) == 1
     ]
 
 

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from outrider.backends.dummy_configs import DUMMY_NAMES, dummy_target_config
 from outrider.benchmarking.decode import CellKey, CellPlan, decode_record, number_list, plan_cells, run_ours, summarize
 from outrider.benchmarking.peer import check_peer, run_peer
 from outrider.benchmarking.record import write_record
-from outrider.cli import options
-from outrider.cli.output import console, emit_json, progress_line, show, writable
+from outrider.cli import bench_compare, options
+from outrider.cli.output import emit_json, progress_bar, progress_line, show, writable
 from outrider.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Time decoding and kernels on made-up weights of public dimensions.")
+app = typer.Typer(
+    no_args_is_help=True, help="Measure: two arms side by side, or decoding and kernels on made-up weights."
+)
+app.command()(bench_compare.compare)
 
 TargetName = Annotated[str, typer.Option(help=f"One of {', '.join(DUMMY_NAMES)}: weights are made up.")]
 SHOWN_KERNELS = 12
@@ -106,7 +107,7 @@ def kernel(
     from outrider.backends import kernel_timing
 
     kinds = tuple(kernel or kernel_timing.KINDS)
-    with _progress(kernel_timing.num_kernel_steps(kinds)) as report:
+    with progress_bar(kernel_timing.num_kernel_steps(kinds)) as report:
         result = kernel_timing.time_kernels(
             target, kinds=kinds, rows=numbers[0], contexts=numbers[1], kernels=kernels, device=device, progress=report
         )
@@ -137,7 +138,7 @@ def _time_here(settings: dict[str, Any], cells: Sequence[CellPlan]) -> dict[str,
 
     work = decode_timing.DecodeWork(**settings)
     planned = [decode_timing.Cell(**asdict(cell)) for cell in cells]
-    with _progress(decode_timing.num_steps(work, planned)) as report:
+    with progress_bar(decode_timing.num_steps(work, planned)) as report:
         return decode_timing.time_decoding(work, planned, progress=report)
 
 
@@ -174,22 +175,6 @@ def _arguments(settings: dict[str, Any], lists: dict[str, str | None]) -> list[s
     flag = values.pop("--is-exactness-checked")
     given = [text for name, value in values.items() if value is not None for text in (name, str(value))]
     return [*given, *(["--check-exact"] if flag else [])]
-
-
-@contextmanager
-def _progress(num_steps: int) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr that moves on with every message; the message says what is under way."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bar:
-        task, num_begun = bar.add_task("", total=num_steps), 0
-
-        def report(message: str) -> None:
-            nonlocal num_begun
-            bar.update(task, description=message, completed=num_begun)
-            num_begun += 1
-
-        yield report
-        bar.update(task, completed=num_steps)
 
 
 def _show_decode(result: dict[str, Any]) -> None:
