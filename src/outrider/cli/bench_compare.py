@@ -44,7 +44,7 @@ def compare(
     seed: Annotated[int, typer.Option(help="Of the order, and of sampled answers.")] = 0,
     claim: Annotated[float, typer.Option(help="The smallest difference that matters, in percent.")] = 3.0,
     confidence: Annotated[float, typer.Option(help="Of the interval, between 0.5 and 1.")] = 0.95,
-    method: Annotated[str, typer.Option(help="Of the interval: t, or bca, a bootstrap.")] = "t",
+    method: Annotated[str, typer.Option(help="Of the interval: t, or bca, a bootstrap that takes some 50 prompts.")] = "t",
     stop_at_eos: Annotated[
         bool, typer.Option("--stop-at-eos", help="Let answers end where they end, instead of at --max-tokens.")
     ] = False,
