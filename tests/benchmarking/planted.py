@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.benchmarking.client import Sample
 from outrider.benchmarking.compare import plan_turns
+
+TEXT = "Bees live in colonies, and each colony has one queen who lays every egg that the workers then raise in spring."
 
 Floats = NDArray[np.float64]
 
@@ -39,3 +46,45 @@ def seconds(
     own = random.normal(0, 0.03, (num_runs, num_prompts, 1)) - np.log(speedup)
     baseline, other = (drift[:, order[arm]] + random.gamma(1.5, 0.03, (num_runs, *order[arm].shape)) for arm in (0, 1))
     return np.exp(hardness + baseline), np.exp(hardness + own + other)
+
+
+def sample(**fields: Any) -> Sample:
+    """A sound answer of 11 tokens in 10 chunks of 0.1 s after the first, unless fields say otherwise."""
+    defaults = {
+        "started_s": 0.0, "ttft_s": 0.5, "chunk_gaps_s": (0.1,) * 10, "e2e_s": 1.5, "num_prompt_tokens": 7,
+        "num_output_tokens": 11, "num_chunks": 11, "text": TEXT, "reasoning": "", "tool_calls": (),
+        "finish_reason": "length", "error": None, "acceptance": None,
+    }  # fmt: skip
+    return Sample(**{**defaults, **fields})
+
+
+@dataclass
+class PlantedArm:
+    """An arm of planted pace: `pace_s` says seconds a token of the n-th request to whichever arm shares `clock`."""
+
+    name: str
+    pace_s: Callable[[int], float]
+    clock: list[int]
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    prompts: list[str] = field(default_factory=list)
+
+    def echo(self, samples: Sequence[Sample]) -> Mapping[str, Any]:
+        """Drafting, where an answer has acceptance."""
+        return {"drafting": any(each.acceptance for each in samples)}
+
+    def count_prompt_tokens(self, prompt: str) -> int:
+        """A character is a token."""
+        return len(prompt)
+
+    def measure(self, prompt: str) -> Sample:
+        """Fields of the sample may be functions of the prompt."""
+        self.prompts.append(prompt)
+        self.clock[0] += 1
+        pace_s = self.pace_s(self.clock[0])
+        given = {name: value(prompt) if callable(value) else value for name, value in self.fields.items()}
+        return sample(**{"ttft_s": 0.5, "e2e_s": 0.5 + 10 * pace_s, "text": f"{prompt}: {TEXT}", **given})
+
+    def describe(self) -> dict[str, Any]:
+        """For a record."""
+        return {"name": self.name, "backend": "planted", "target": "none", "drafter": None, "settings": {}}

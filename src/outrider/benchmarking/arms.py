@@ -12,7 +12,7 @@ from typing import Any
 from outrider.backends.base import Backend
 from outrider.benchmarking.client import ChatRequest, Sample, ServerClient
 from outrider.core import AcceptanceStats, SamplingParams
-from outrider.errors import ConfigError, OutriderError
+from outrider.errors import ConfigError, EngineFault, OutriderError
 
 LOCAL = "local:"
 LOCAL_KINDS = ("plain", "drafter")
@@ -118,16 +118,25 @@ class ServerArm:
 
     def measure(self, prompt: str) -> Sample:
         """Ask once."""
+        return self._client.complete(self._request(prompt, max_tokens=self._asking.max_tokens))
+
+    def _request(self, prompt: str, *, max_tokens: int) -> ChatRequest:
         asking, fields = self._asking, dict(self._spec.fields)
         if asking.ignore_eos:
             fields = {"ignore_eos": True, **fields}
         text: dict[str, Any] = {"prompt": prompt}
         if asking.is_chat:
             text = {"messages": ({"role": "user", "content": prompt},)}
-        request = ChatRequest(
-            max_tokens=asking.max_tokens, temperature=asking.temperature, seed=asking.seed, extra=fields, **text
+        return ChatRequest(
+            max_tokens=max_tokens, temperature=asking.temperature, seed=asking.seed, extra=fields, **text
         )
-        return self._client.complete(request)
+
+    def count_prompt_tokens(self, prompt: str) -> int:
+        """Tokens of a prompt as the server reads it, template included, by the usage of a short answer."""
+        sample = self._client.complete(self._request(prompt, max_tokens=1))
+        if sample.num_prompt_tokens is None:
+            raise EngineFault(f"{self.name} does not count a prompt: {sample.error or 'its usage is missing'}.")
+        return sample.num_prompt_tokens
 
     def describe(self) -> dict[str, Any]:
         """For a record; where the server is stays out of it."""
@@ -196,7 +205,7 @@ class LocalArm:
             ttft_s=times_s[0] - started_s if times_s else None,
             chunk_gaps_s=tuple(later - earlier for earlier, later in pairwise(times_s)),
             e2e_s=(times_s[-1] if times_s else time.perf_counter()) - started_s,
-            num_prompt_tokens=len(self._backend.encode(prompt)),
+            num_prompt_tokens=self.count_prompt_tokens(prompt),
             num_output_tokens=len(token_ids),
             num_chunks=len(times_s),
             text=text,
@@ -206,6 +215,10 @@ class LocalArm:
             error=error,
             acceptance=_acceptance(stats),
         )
+
+    def count_prompt_tokens(self, prompt: str) -> int:
+        """Tokens of a prompt as the backend reads it."""
+        return len(self._backend.encode(prompt))
 
     def describe(self) -> dict[str, Any]:
         """For a record."""

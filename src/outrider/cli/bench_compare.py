@@ -37,6 +37,10 @@ def compare(
     ] = False,
     workload: Annotated[str, typer.Option(help=f"Prompts: {', '.join(WORKLOADS)}.")] = "demo",
     prompts: Annotated[int | None, typer.Option(help="How many of them; all if left out.")] = None,
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option(help="Cut or lengthen prompts to exactly so many tokens, as the first arm counts them."),
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Answers of each arm to each prompt; an even number cancels drift.")] = 6,
     warm_up_rounds: Annotated[int, typer.Option(help="Rounds before those, discarded.")] = 1,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 64,
@@ -44,7 +48,9 @@ def compare(
     seed: Annotated[int, typer.Option(help="Of the order, and of sampled answers.")] = 0,
     claim: Annotated[float, typer.Option(help="The smallest difference that matters, in percent.")] = 3.0,
     confidence: Annotated[float, typer.Option(help="Of the interval, between 0.5 and 1.")] = 0.95,
-    method: Annotated[str, typer.Option(help="Of the interval: t, or bca, a bootstrap that takes some 50 prompts.")] = "t",
+    method: Annotated[
+        str, typer.Option(help="Of the interval: t, or bca, a bootstrap that takes some 50 prompts.")
+    ] = "t",
     stop_at_eos: Annotated[
         bool, typer.Option("--stop-at-eos", help="Let answers end where they end, instead of at --max-tokens.")
     ] = False,
@@ -75,6 +81,7 @@ def compare(
     try:
         from outrider.benchmarking import arms as kinds
         from outrider.benchmarking import compare as measurement
+        from outrider.benchmarking.comparison import Judging, best_arm, compare_arms
         from outrider.benchmarking.record import make_record, write_record
     except ImportError as error:
         raise LocateError(f"{error.name} is not installed. Install outrider[bench].") from error
@@ -92,17 +99,19 @@ def compare(
     servers = {"model": model, "api_key": api_key, "timeout_s": timeout_s}
     made = [_make_arm(spec, asking, backends, servers, target=target or "embedded") for spec in specs]
     described = [each.describe() for each in made]  # a server that does not answer is found before anything is timed
+    if prompt_tokens is not None:
+        chosen = _sized(chosen, made[0], prompt_tokens, max_tokens, context_length if backends else None)
     sizes = {"num_rounds": rounds, "num_warmup_rounds": warm_up_rounds}
     num_turns = measurement.num_turns(num_arms=len(made), num_prompts=len(chosen.prompts), **sizes)
     with progress_bar(num_turns) as report:
         rows = measurement.run_arms(made, chosen.prompts, **sizes, seed=seed, on_turn=report)
-    judging = measurement.Judging(claim=claim / 100, confidence=confidence, method="bca" if method == "bca" else "t")
-    summaries = measurement.compare_arms(rows, made, is_greedy=temperature == 0, judging=judging)
+    judging = Judging(claim=claim / 100, confidence=confidence, method="bca" if method == "bca" else "t")
+    summaries = compare_arms(rows, made, is_greedy=temperature == 0, judging=judging)
     summary = summaries[0] if len(summaries) == 1 else summaries
     if record is not None:
         raw = [row.as_dict() for row in rows]
         write_record(make_record("compare", workload=chosen, arms=described, rows=raw, summary=summary), record)
-    best = measurement.best_arm(summaries)
+    best = best_arm(summaries)
     emit_json({"arms": described, **sizes, "summary": summary, "best_arm": best}) if as_json else _show(summaries, best)
     if any(each["faults"] for each in summaries):
         raise typer.Exit(1)
@@ -119,6 +128,19 @@ def _chosen(name: str, num_prompts: int | None) -> Workload:
         most = len(workload.prompts)
         raise ConfigError(f"--prompts {num_prompts}, but {name} has {most} and pairs take two. Give from 2 to {most}.")
     return Workload(name, workload.prompts[:num_prompts])
+
+
+def _sized(workload: Workload, arm: Arm, num_tokens: int, max_tokens: int, context_length: int | None) -> Workload:
+    from outrider.benchmarking.prompt_length import sized_prompts
+
+    prompts = sized_prompts(
+        workload.prompts,
+        num_tokens=num_tokens,
+        max_tokens=max_tokens,
+        count=arm.count_prompt_tokens,
+        context_length=context_length,
+    )
+    return Workload(f"{workload.name}, {num_tokens} tokens", prompts)
 
 
 def _check(*, rounds: int, warm_up_rounds: int, max_tokens: int, claim: float, confidence: float) -> None:
