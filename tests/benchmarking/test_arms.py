@@ -6,6 +6,7 @@ Seen red: nested fields flat, a field that never reaches the body, drafts counte
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -55,27 +56,33 @@ def served() -> Iterator[Served]:
         yield server
 
 
-def server_arm(served: Served, *fields: str, **asking: Any) -> ServerArm:
-    spec = parse_arm(",".join([f"arm={served.url}", *fields]))
-    return ServerArm(spec, ServerClient(served.url), Asking(max_tokens=16, **asking))
+@pytest.fixture
+def client(served: Served) -> Iterator[ServerClient]:
+    with closing(ServerClient(served.url)) as opened:
+        yield opened
 
 
-def test_a_server_is_asked_with_the_fields_of_the_arm(served: Served) -> None:
-    on = server_arm(served, "speculative.enabled=true")
+def server_arm(client: ServerClient, *fields: str, **asking: Any) -> ServerArm:
+    spec = parse_arm(",".join(["arm=http://here", *fields]))
+    return ServerArm(spec, client, Asking(max_tokens=16, **asking))
+
+
+def test_a_server_is_asked_with_the_fields_of_the_arm(served: Served, client: ServerClient) -> None:
+    on = server_arm(client, "speculative.enabled=true")
     first = on.measure("Dear Anna")
     assert (first.error, first.num_output_tokens, first.text) == (None, 16, TEXT[:16])
     assert (on.asked, on.echo([first])) == ({"drafting": True}, {"drafting": True})
-    off = server_arm(served, "speculative.num_speculative_tokens=0")
+    off = server_arm(client, "speculative.num_speculative_tokens=0")
     second = off.measure("Dear Anna")
     assert second.text == first.text
     assert (off.asked, off.echo([second])) == ({"drafting": False}, {"drafting": False})
-    assert server_arm(served).asked == {}
+    assert server_arm(client).asked == {}
     params = served.backend.submitted[-1][1]
     assert (params.num_speculative_tokens, params.ignore_eos, params.temperature) == (0, True, 0.0)
 
 
-def test_chat_adds_a_template_and_counting_says_how_much(served: Served) -> None:
-    plain, chat = server_arm(served), server_arm(served, is_chat=True, ignore_eos=False)
+def test_chat_adds_a_template_and_counting_says_how_much(served: Served, client: ServerClient) -> None:
+    plain, chat = server_arm(client), server_arm(client, is_chat=True, ignore_eos=False)
     assert chat.count_prompt_tokens("hello") > plain.count_prompt_tokens("hello") == 6
     assert chat.measure("hello").num_prompt_tokens == chat.count_prompt_tokens("hello")
     assert not served.backend.submitted[-1][1].ignore_eos
@@ -90,8 +97,8 @@ def test_a_server_that_does_not_count_is_named() -> None:
     assert arm.measure("hello").error
 
 
-def test_answers_without_acceptance_mean_off_on_our_own_server_only(served: Served, monkeypatch: Any) -> None:
-    arm = server_arm(served)
+def test_answers_without_acceptance_mean_off_on_our_own_server_only(client: ServerClient, monkeypatch: Any) -> None:
+    arm = server_arm(client)
     assert arm.echo([sample()]) == {"drafting": False}
     monkeypatch.setattr(ServerClient, "server_kind", lambda _: "vllm")
     assert arm.echo([sample()]) == {}

@@ -139,7 +139,7 @@ class ServerArm:
         return sample.num_prompt_tokens
 
     def describe(self) -> dict[str, Any]:
-        """For a record; where the server is stays out of it."""
+        """For a record; EngineFault where the server does not answer."""
         return {
             "name": self.name,
             "backend": self._client.server_kind(),

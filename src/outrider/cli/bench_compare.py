@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,16 +98,17 @@ def compare(
     local = {"num_speculative_tokens": num_speculative_tokens, "context_length": context_length}
     backends = _load_local(specs, target, drafter, local, kernels=kernels, device=device)
     servers = {"model": model, "api_key": api_key, "timeout_s": timeout_s}
-    made = [_make_arm(spec, asking, backends, servers, target=target or "embedded") for spec in specs]
-    described = [each.describe() for each in made]  # a server that does not answer is found before anything is timed
-    if prompt_tokens is not None:
-        chosen = _sized(chosen, made[0], prompt_tokens, max_tokens, context_length if backends else None)
     sizes = {"num_rounds": rounds, "num_warmup_rounds": warm_up_rounds}
-    num_turns = measurement.num_turns(num_arms=len(made), num_prompts=len(chosen.prompts), **sizes)
-    with progress_bar(num_turns) as report:
-        rows = measurement.run_arms(made, chosen.prompts, **sizes, seed=seed, on_turn=report)
     judging = Judging(claim=claim / 100, confidence=confidence, method="bca" if method == "bca" else "t")
-    summaries = compare_arms(rows, made, is_greedy=temperature == 0, judging=judging)
+    with ExitStack() as stack:
+        made = [_make_arm(spec, asking, backends, servers, stack, target=target or "embedded") for spec in specs]
+        described = [each.describe() for each in made]  # a server that does not answer is found before time is spent
+        if prompt_tokens is not None:
+            chosen = _sized(chosen, made[0], prompt_tokens, max_tokens, context_length if backends else None)
+        num_turns = measurement.num_turns(num_arms=len(made), num_prompts=len(chosen.prompts), **sizes)
+        with progress_bar(num_turns) as report:
+            rows = measurement.run_arms(made, chosen.prompts, **sizes, seed=seed, on_turn=report)
+        summaries = compare_arms(rows, made, is_greedy=temperature == 0, judging=judging)
     summary = summaries[0] if len(summaries) == 1 else summaries
     if record is not None:
         raw = [row.as_dict() for row in rows]
@@ -196,12 +198,16 @@ def _load_local(
     return backends
 
 
-def _make_arm(spec: ArmSpec, asking: Asking, backends: dict[str, LLM], servers: dict[str, Any], *, target: str) -> Arm:
+def _make_arm(
+    spec: ArmSpec, asking: Asking, backends: dict[str, LLM], servers: dict[str, Any], stack: ExitStack, *, target: str
+) -> Arm:
     from outrider.benchmarking.arms import LocalArm, ServerArm
     from outrider.benchmarking.client import ServerClient
 
     if spec.local_kind is None:
-        return ServerArm(spec, ServerClient(spec.place, **servers), asking)
+        client = ServerClient(spec.place, **servers)
+        stack.callback(client.close)
+        return ServerArm(spec, client, asking)
     llm = backends[spec.local_kind]
     return LocalArm(spec, llm, asking, target=target, drafter=llm.drafter_name, kernels=llm.kernels_name)
 
