@@ -90,9 +90,9 @@ def test_prompts_of_a_length(served: Served, tmp_path: Path) -> None:
 
 
 def test_without_arms_the_embedded_default_plainly_and_with_its_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = embedded_llm()
+    llm, plain = embedded_llm(), plain_llm()  # before load is replaced
     monkeypatch.setattr("outrider.load", lambda *_, **__: llm, raising=False)
-    monkeypatch.setattr(llm, "without_drafter", plain_llm)
+    monkeypatch.setattr(llm, "without_drafter", lambda: plain)
     shown = run("--prompts", "2", "--rounds", "1", "--warm-up-rounds", "0", "--max-tokens", "6", "--json")
     assert shown.exit_code == 0, shown.output
     found = json.loads(shown.stdout)

@@ -70,8 +70,9 @@ def compare(
 ) -> None:
     """Compare arms on the same prompts, in mirrored orders. Without arms: the target plainly and with its drafter.
 
-    Reports the speedup of decoding with its interval, and refuses claims that so few prompts cannot carry. Exit code 1
-    where an arm was broken or did not do what it was asked.
+    Reports the speedup of decoding with its interval, and refuses claims that so few prompts cannot carry.
+
+    Exit code 1 where an arm was broken or did not do what it was asked.
     """
     chosen = _chosen(workload, prompts)
     _check(rounds=rounds, warm_up_rounds=warm_up_rounds, max_tokens=max_tokens, claim=claim, confidence=confidence)
