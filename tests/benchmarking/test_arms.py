@@ -87,6 +87,7 @@ def test_chat_adds_a_template_and_counting_says_how_much(served: Served, client:
     assert chat.measure("hello").num_prompt_tokens == chat.count_prompt_tokens("hello")
     assert not served.backend.submitted[-1][1].ignore_eos
     about = plain.describe()
+    assert about["settings"].items() >= {"max_tokens": 16, "ignore_eos": True}.items()
     assert (about["name"], about["backend"], about["target"]) == ("arm", "outrider", "scripted")
 
 
@@ -147,7 +148,10 @@ def test_a_local_answer_is_timed_and_counted_by_its_chunks(monkeypatch: pytest.M
     assert (arm.asked, arm.echo([found])) == ({"drafting": True}, {"drafting": True})
     params = arm._backend.params  # type: ignore[attr-defined]
     assert (params.max_tokens, params.temperature, params.seed, params.num_speculative_tokens) == (5, 0.5, 3, 3)
-    assert arm.describe()["settings"] == {"kernels": "cpu", "num_speculative_tokens": 3}
+    settings = arm.describe()["settings"]
+    assert (
+        settings.items() >= {"kernels": "cpu", "num_speculative_tokens": 3, "max_tokens": 5, "temperature": 0.5}.items()
+    )
 
 
 def test_plain_arms_and_drafts_of_length_0_ask_for_none(monkeypatch: pytest.MonkeyPatch) -> None:

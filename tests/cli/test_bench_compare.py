@@ -47,7 +47,7 @@ def test_two_arms_of_one_server_with_a_record(served: Served, tmp_path: Path) ->
     assert low <= summary["speedup"] <= high
     assert summary["claim"] == pytest.approx(0.05)
     assert summary["noise_floor"] > 0
-    assert (summary["num_prompts"], summary["num_rounds"], found["num_warmup_rounds"]) == (6, 2, 1)
+    assert (summary["num_prompts"], summary["num_rounds"], summary["num_warmup_rounds"]) == (6, 2, 1)
     assert [arm["name"] for arm in found["arms"]] == ["off", "on", "off again"]
     record = json.loads(path.read_text())
     assert record["summary"] == summary

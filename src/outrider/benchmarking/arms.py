@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -145,7 +145,7 @@ class ServerArm:
             "backend": self._client.server_kind(),
             "target": self._client.model,
             "drafter": None,
-            "settings": self._spec.fields,
+            "settings": {**asdict(self._asking), **self._spec.fields},
         }
 
 
@@ -162,7 +162,7 @@ class LocalArm:
         drafter: str | None,
         kernels: str,
     ) -> None:
-        self.name, self._spec, self._backend = spec.name, spec, backend
+        self.name, self._spec, self._backend, self._asking = spec.name, spec, backend, asking
         self._about = {"target": target, "drafter": drafter, "kernels": kernels}
         self._params = SamplingParams(
             max_tokens=asking.max_tokens,
@@ -222,7 +222,7 @@ class LocalArm:
 
     def describe(self) -> dict[str, Any]:
         """For a record."""
-        settings = {"kernels": self._about["kernels"], **self._spec.fields}
+        settings = {"kernels": self._about["kernels"], **asdict(self._asking), **self._spec.fields}
         return {
             "name": self.name,
             "backend": "local",

@@ -109,13 +109,14 @@ def compare(
         num_turns = measurement.num_turns(num_arms=len(made), num_prompts=len(chosen.prompts), **sizes)
         with progress_bar(num_turns) as report:
             rows = measurement.run_arms(made, chosen.prompts, **sizes, seed=seed, on_turn=report)
-        summaries = compare_arms(rows, made, is_greedy=temperature == 0, judging=judging)
+        found = compare_arms(rows, made, is_greedy=temperature == 0, judging=judging)
+    summaries = [{**each, "num_warmup_rounds": warm_up_rounds} for each in found]
     summary = summaries[0] if len(summaries) == 1 else summaries
     if record is not None:
         raw = [row.as_dict() for row in rows]
         write_record(make_record("compare", workload=chosen, arms=described, rows=raw, summary=summary), record)
     best = best_arm(summaries)
-    emit_json({"arms": described, **sizes, "summary": summary, "best_arm": best}) if as_json else _show(summaries, best)
+    emit_json({"arms": described, "summary": summary, "best_arm": best}) if as_json else _show(summaries, best)
     if any(each["faults"] for each in summaries):
         raise typer.Exit(1)
 
