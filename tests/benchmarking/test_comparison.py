@@ -114,6 +114,8 @@ def test_loops_on_one_side_alone_are_a_fault_and_on_both_are_told() -> None:
     assert broken["verdict"] == "invalid"
     assert "8 of 24 prompts fail, loop or get no answer" in broken["verdict_text"]
     assert best_arm([broken]) is None
+    (one,) = compared(*two(paced(0.1), paced(0.05), text=lambda prompt: LOOP if prompt == "prompt 3" else prompt))
+    assert (one["num_prompts"], one["num_looping_prompts"], one["verdict"]) == (23, 0, "faster")
     clock = [0]
     both = [PlantedArm(name, paced(0.1), clock, {"text": text}) for name in ("plain", "fast")]
     both[1].pace_s = lambda _: 0.05
