@@ -61,6 +61,7 @@ def test_vllm() -> None:
         num_requests_finished=7,
     )
     assert (found.acceptance_length, found.acceptance_rate, found.acceptance_by_position) == (2.5, 0.5, (0.9, 0.6))
+    assert found.fire_rate == 100 / (260 - 7 - 150)
     assert read_counters(VLLM, "outrider") == found
     assert read_counters(VLLM.replace("vllm:", "outrider:"), "outrider") == found
     assert read_counters(VLLM.replace("vllm:", "outrider:"), "vllm") == Counters()
@@ -69,7 +70,9 @@ def test_vllm() -> None:
 def test_sglang_and_llama() -> None:
     found = read_counters(SGLANG, "sglang")
     assert (found.num_prompt_tokens, found.num_cached_prompt_tokens, found.num_requests_running) == (40, 6, 1)
-    assert (found.num_drafts, found.num_accepted_tokens, found.acceptance_length) == (5, None, None)
+    assert (found.num_drafts, found.num_accepted_tokens) == (5, None)
+    assert found.acceptance_length == (20 - 2) / 5  # all its steps are counted, and each answer's first token is none
+    assert found.fire_rate is None
     assert found.accepted_per_position is None
     found = read_counters(LLAMA, "llama.cpp")
     assert (found.num_generation_tokens, found.accepted_per_position) == (12, (4, 0, 2))

@@ -140,6 +140,13 @@ class ServerClient:
             base_url=self.base_url, headers=headers, timeout=timeout_s, limits=limits, transport=transport
         )
 
+    def __enter__(self) -> ServerClient:
+        """Itself; leaving closes it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Close all connections."""
         self._http.close()

@@ -82,10 +82,16 @@ class Counters:
 
     @property
     def acceptance_length(self) -> float | None:
-        """1 + accepted ÷ drafts, as vLLM defines it; None without a draft or without the counters."""
-        if not self.num_drafts or self.num_accepted_tokens is None:
+        """1 + accepted ÷ drafts, as vLLM defines it; None without a draft or without the counters.
+
+        SGLang counts no accepted tokens, but all its steps: tokens ÷ steps, the first token of each answer left out.
+        """
+        if not self.num_drafts:
             return None
-        return 1 + self.num_accepted_tokens / self.num_drafts
+        if self.num_accepted_tokens is not None:
+            return 1 + self.num_accepted_tokens / self.num_drafts
+        decoded = self._num_decoded_tokens
+        return None if decoded is None else decoded / self.num_drafts
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -100,6 +106,25 @@ class Counters:
         if not self.num_drafts or self.accepted_per_position is None:
             return None
         return tuple(count / self.num_drafts for count in self.accepted_per_position)
+
+    @property
+    def fire_rate(self) -> float | None:
+        """Share of decode steps that drafted, in [0, 1]: drafts ÷ (tokens − accepted), first tokens left out.
+
+        A step emits its accepted drafts and one token more. Answers cut inside a block make it slightly too high.
+        """
+        decoded = self._num_decoded_tokens
+        if self.num_drafts is None or self.num_accepted_tokens is None or decoded is None:
+            return None
+        num_steps = decoded - self.num_accepted_tokens
+        return min(1.0, self.num_drafts / num_steps) if num_steps > 0 else None
+
+    @property
+    def _num_decoded_tokens(self) -> int | None:
+        """Tokens but for the first of each answer, which prefill gives."""
+        if self.num_generation_tokens is None or self.num_requests_finished is None:
+            return None
+        return self.num_generation_tokens - self.num_requests_finished
 
 
 def read_counters(text: str, kind: ServerKind) -> Counters:

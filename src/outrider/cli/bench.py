@@ -15,13 +15,13 @@ from outrider.backends.dummy_configs import DUMMY_NAMES, dummy_target_config
 from outrider.benchmarking.decode import CellKey, CellPlan, decode_record, number_list, plan_cells, run_ours, summarize
 from outrider.benchmarking.peer import check_peer, run_peer
 from outrider.benchmarking.record import write_record
-from outrider.cli import bench_compare, options
+from outrider.cli import bench_compare, bench_run, options
 from outrider.cli.output import emit_json, progress_bar, progress_line, show, writable
 from outrider.errors import ConfigError
 
-app = typer.Typer(
-    no_args_is_help=True, help="Measure: two arms side by side, or decoding and kernels on made-up weights."
-)
+app = typer.Typer(no_args_is_help=True, help="Measure servers and arms; time decoding and kernels on made-up weights.")
+app.command()(bench_run.run)
+app.command()(bench_run.sweep)
 app.command()(bench_compare.compare)
 
 TargetName = Annotated[str, typer.Option(help=f"One of {', '.join(DUMMY_NAMES)}: weights are made up.")]
