@@ -162,3 +162,10 @@ def test_percentile_is_a_value_that_was_seen() -> None:
     assert metrics.percentile(values, 0.21) == 2.0
     assert metrics.percentile([7.0], 0.01) == 7.0
     assert metrics.percentile([], 0.5) is None
+
+
+def test_the_share_of_a_text_that_repeats() -> None:
+    """Of 4-grams: nine of twelve tokens in threes begin one, three of these are the first of their kind."""
+    assert metrics.repeated_share([1, 2, 3] * 4) == pytest.approx(1 - 3 / 9)
+    assert metrics.repeated_share("abcdefgh") == 0.0
+    assert metrics.repeated_share("abc") == 0.0

@@ -7,7 +7,7 @@ counts leave undefined (no cycle, no draft) is None, which JSON writes as null; 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil, sqrt
@@ -111,6 +111,12 @@ class NgramSeen:
         known = ngram in self._seen
         self._seen.add(ngram)
         return known
+
+
+def repeated_share(units: Sequence[Hashable], n: int = REPEAT_NGRAM) -> float:
+    """Share of a text's n-grams that occurred in it before: 1 − different ÷ all; 0.0 for fewer than n units."""
+    ngrams = [tuple(units[start : start + n]) for start in range(len(units) - n + 1)]
+    return 1 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import exp, log, sqrt
-from statistics import fmean, stdev
+from math import exp, log
+from statistics import fmean
 from typing import Any
 
-from scipy import stats
+import numpy as np
 
 from outrider.benchmarking.client import ChatRequest
 from outrider.benchmarking.integrity import examine
@@ -22,10 +22,10 @@ from outrider.benchmarking.record import make_record
 from outrider.benchmarking.request_sets import Item, RequestSet
 from outrider.benchmarking.run_summary import row_of, summarize
 from outrider.benchmarking.runner import Asker, Load, Run, run_load
+from outrider.benchmarking.statistics import mean_interval
 from outrider.benchmarking.workloads import Workload
 from outrider.errors import ConfigError, EngineFault
 
-CONFIDENCE = 0.95
 _MEAN_OF = ("output_tokens_per_s", "counted_tokens_per_s", "mean_acceptance_length", "acceptance_rate")
 
 
@@ -180,15 +180,12 @@ def item_speeds(runs: Sequence[Run]) -> dict[int, float]:
 
 
 def _ratio_interval(speeds: dict[int, float], best: dict[int, float]) -> tuple[float | None, list[float] | None]:
-    """Speed as a share of the best one's and its 95 % interval: Student's t on differences of logs, place by place."""
-    differences = [speeds[place] - best[place] for place in speeds if place in best]
-    if not differences:
-        return None, None
-    mean = fmean(differences)
+    """Speed as a share of the best one's and its 95 % interval, paired by place."""
+    differences = np.array([speeds[place] - best[place] for place in speeds if place in best])
     if len(differences) < 2:
-        return exp(mean), None
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1) * stdev(differences) / sqrt(len(differences))
-    return exp(mean), [exp(mean - half), exp(mean + half)]
+        return (exp(differences[0]) if len(differences) else None), None
+    low, high = mean_interval(differences)
+    return exp(differences.mean()), [exp(low), exp(high)]
 
 
 def sweep_record(

@@ -15,12 +15,13 @@ from outrider.backends.dummy_configs import DUMMY_NAMES, dummy_target_config
 from outrider.benchmarking.decode import CellKey, CellPlan, decode_record, number_list, plan_cells, run_ours, summarize
 from outrider.benchmarking.peer import check_peer, run_peer
 from outrider.benchmarking.record import write_record
-from outrider.cli import bench_quality, bench_report, bench_run, bench_soak, bench_verify, options
+from outrider.cli import bench_compare, bench_quality, bench_report, bench_run, bench_soak, bench_verify, options
 from outrider.cli.output import emit_json, new_file, progress_bar, progress_line, show
 
-app = typer.Typer(no_args_is_help=True, help="Measure a server; time decoding and kernels on made-up weights.")
+app = typer.Typer(no_args_is_help=True, help="Measure servers and arms; time decoding and kernels on made-up weights.")
 app.command()(bench_run.run)
 app.command()(bench_run.sweep)
+app.command()(bench_compare.compare)
 app.command()(bench_soak.soak)
 app.command()(bench_verify.verify)
 app.command()(bench_quality.quality)
