@@ -83,6 +83,14 @@ def test_an_arm_against_itself_makes_the_floor_that_claims_must_pass() -> None:
     assert f"24; {few['recommended_num_prompts']} would do" in few["verdict_text"]
 
 
+def test_the_floor_is_that_of_the_second_run() -> None:
+    clock = [0]
+    arms = [PlantedArm(name, paced(pace), clock) for name, pace in (("a", 0.1), ("b", 0.05), ("a again", 0.1))]
+    (found,) = compared(*arms)
+    assert found["noise_floor"] == pytest.approx(0.0, abs=1e-9)
+    assert found["verdict"] == "faster"
+
+
 def test_other_text_is_reported_and_sampled_text_not_compared() -> None:
     (found,) = compared(*two(paced(0.1), paced(0.1), text="a short answer"))
     assert (found["identical"], found["num_different_prompts"], found["num_unsteady_prompts"]) == (False, 24, 0)
