@@ -68,8 +68,8 @@ def run_quality(
             found[arm] = _ask(arms[arm], problem, arm, max_tokens)
         if found[PLAIN].num_draft_tokens:
             raise ConfigError(
-                f"{found[PLAIN].num_draft_tokens} tokens were drafted although drafting was switched off: the "
-                "server ignores `speculative.enabled`, or others use it. Name a server without a drafter with --plain-url."
+                f"{found[PLAIN].num_draft_tokens} tokens were drafted although drafting was switched off: the server "
+                "ignores `speculative.enabled`, or others use it. Name one without a drafter with --plain-url."
             )
         pairs.append((found[PLAIN], found[SPECULATIVE]))
     return pairs
