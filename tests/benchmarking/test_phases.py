@@ -60,6 +60,10 @@ def test_a_fall_while_it_drifts_is_measured_by_what_was_fast_of_late() -> None:
     assert spans(levels) == [("fast", 1, 20), ("degraded", 21, 25), ("recovered", 26, 45)]
 
 
+def test_steep_drift_is_no_phase() -> None:
+    assert spans(noisy([200 * (1 - 0.8 * at / 50) for at in range(50)], 0.01, 1)) == [("steady", 1, 50)]
+
+
 @pytest.mark.parametrize("rates", [(), (100.0,), (100.0, 10.0, 100.0, 10.0, 100.0)])
 def test_few_requests_are_one_phase(rates: tuple[float, ...]) -> None:
     assert spans(rates) == ([("steady", 1, len(rates))] if rates else [])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from outrider.backends.scripted import Script
+from outrider.benchmarking import verify
 from outrider.benchmarking.client import ServerClient
 from outrider.benchmarking.verify import RUNGS, LadderConfig, Rung, climb, text_faults
 from outrider.errors import ConfigError
@@ -139,3 +140,12 @@ def test_rungs_are_left_out_on_request_and_hold_nothing_up(served: Served) -> No
 def test_faults_of_long_text(text: str, fault: str | None) -> None:
     found = " ".join(text_faults(text))
     assert (fault in found) if fault else not found
+
+
+def test_a_call_without_its_finish_reason_fails() -> None:
+    call = {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+    assert "Oslo" in verify._check_calls([call], "", "tool_calls")
+    with pytest.raises(verify._FailedError, match="finish_reason is 'stop'"):
+        verify._check_calls([call], "", "stop")
+    with pytest.raises(verify._FailedError, match="markup"):
+        verify._check_calls([call], "<|tool_call>", "tool_calls")

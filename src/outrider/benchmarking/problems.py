@@ -40,7 +40,7 @@ class Problem:
     def is_right(self, sample: Sample) -> bool:
         """Whether an answer is right. A program is run: see `sandbox`."""
         if self.kind == "number":
-            return number_of(sample.text) == self.expected
+            return number_of(sample.text) == float(self.expected)
         if self.kind == "call":
             return _is_call(sample.tool_calls, self.expected)
         return run_code(program_of(sample.text, self.expected)).passed

@@ -9,15 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy import stats
-
 from outrider.benchmarking.client import Sample, ServerClient
 from outrider.benchmarking.problems import Problem
 from outrider.benchmarking.soak import settled_metrics
+from outrider.benchmarking.statistics import CONFIDENCE, mcnemar_exact
 from outrider.errors import ConfigError
 
 PLAIN, SPECULATIVE = "plain", "speculative"
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +66,8 @@ def run_quality(
             found[arm] = _ask(arms[arm], problem, arm, max_tokens)
         if found[PLAIN].num_draft_tokens:
             raise ConfigError(
-                f"{found[PLAIN].num_draft_tokens} tokens were drafted although drafting was switched off: the "
-                "server ignores `speculative.enabled`, or others use it. Name a server without a drafter with --plain-url."
+                f"{found[PLAIN].num_draft_tokens} tokens were drafted although drafting was switched off: the server "
+                "ignores `speculative.enabled`, or others use it. Name one without a drafter with --plain-url."
             )
         pairs.append((found[PLAIN], found[SPECULATIVE]))
     return pairs
@@ -81,7 +79,7 @@ def summarize_quality(pairs: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:
     different = [plain.problem for plain, speculative in sound if not plain.same_as(speculative)]
     only_plain = sum(plain.is_right and not speculative.is_right for plain, speculative in sound)
     only_speculative = sum(speculative.is_right and not plain.is_right for plain, speculative in sound)
-    p_value, bound = _mcnemar(only_plain, only_speculative, len(sound))
+    test = mcnemar_exact(only_plain, only_speculative, num_pairs=len(sound)) if sound else None
     num_drafted = [speculative.num_draft_tokens for _, speculative in pairs if speculative.num_draft_tokens is not None]
     faults = []
     if different:
@@ -90,7 +88,7 @@ def summarize_quality(pairs: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:
         faults.append("errors")
     if num_drafted and not any(num_drafted):
         faults.append("nothing_drafted")
-    if only_plain > only_speculative and p_value is not None and p_value < 1 - CONFIDENCE:
+    if only_plain > only_speculative and test is not None and test.p_value < 1 - CONFIDENCE:
         faults.append("accuracy")
     return {
         "num_problems": len(pairs),
@@ -100,8 +98,8 @@ def summarize_quality(pairs: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:
         "accuracy": {PLAIN: _share(sound, 0), SPECULATIVE: _share(sound, 1)},
         "only_plain_right": only_plain,
         "only_speculative_right": only_speculative,
-        "mcnemar_p": p_value,
-        "max_discordance": bound,
+        "mcnemar_p": test.p_value if test else None,
+        "max_discordance": test.max_discordance if test else None,
         "by_kind": {kind: _by_kind(sound, kind) for kind in sorted({plain.kind for plain, _ in sound})},
         "drafting_confirmed": bool(num_drafted) and any(num_drafted),
         "faults": faults,
@@ -137,19 +135,6 @@ def _num_draft_tokens(sample: Sample, counted: int | None) -> int | None:
     """The answer's own figure where it has one: counters may have other clients' drafts."""
     own = (sample.acceptance or {}).get("num_draft_tokens")
     return counted if own is None else int(own)
-
-
-def _mcnemar(only_plain: int, only_speculative: int, num_pairs: int) -> tuple[float | None, float | None]:
-    """Two-sided p = 2 · P[Bin(b + c, ½) ≤ min(b, c)], and Clopper and Pearson's upper bound of (b + c) ÷ n.
-
-    Where the arms never differed that bound is about 3 ÷ n: all that n problems can say. None without problems.
-    """
-    if not num_pairs:
-        return None, None
-    num_discordant = only_plain + only_speculative
-    p_value = stats.binomtest(only_plain, num_discordant, 0.5).pvalue if num_discordant else 1.0
-    interval = stats.binomtest(num_discordant, num_pairs, alternative="less").proportion_ci(CONFIDENCE, "exact")
-    return float(p_value), float(interval.high)
 
 
 def _share(pairs: Sequence[tuple[Answer, Answer]], side: int) -> float | None:

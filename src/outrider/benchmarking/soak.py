@@ -38,7 +38,7 @@ MAX_TTFT_RATIO = 1.5
 FAST_SHARE = 0.75
 """Of a kind's speeds: the level that its turns are compared with. A server may be slow for less than the rest."""
 SETTLE_S = 1.0
-MIN_MEMORY_SAMPLES, MIN_SPEED_SAMPLES = 10, 5
+MIN_MEMORY_SAMPLES, MIN_SPEED_SAMPLES = 10, 15  # a fifth of fewer speeds is one or two turns: noise
 _SERVER_LATENCY = re.compile(r"^\w+:e2e_request_latency_seconds_sum(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 _RESIDENT = re.compile(r"^process_resident_memory_bytes(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 

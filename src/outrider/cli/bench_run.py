@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from outrider.benchmarking.decode import number_list
 from outrider.cli import options
-from outrider.cli.output import console, emit_json, show, writable
+from outrider.cli.output import emit_json, new_file, progress_bar, show
 from outrider.errors import ConfigError
 
 KEY_VARIABLE = "OUTRIDER_API_KEY"
@@ -101,10 +99,10 @@ def run(
         expected_cached_share=expected_cached_share,
         extra=body_fields(body, ignore_eos=ignore_eos),
     )
-    _check_record(record)
+    new_file("--record", record)
     with ServerClient(url, model=model, api_key=api_key or _key(), timeout_s=timeout_s) as client:
         name = client.model
-        with _progress(load.warmups + load.num_requests) as advance:
+        with progress_bar(load.warmups + load.num_requests) as advance:
             found = run_load(client, request_set, load, progress=lambda: advance(request_set.name))
     summary = summarize(found)
     if record is not None:
@@ -165,10 +163,10 @@ def sweep(
         max_tokens=max_tokens,
         extra=body_fields(body, ignore_eos=ignore_eos),
     )
-    _check_record(record)
+    new_file("--record", record)
     with ServerClient(url, model=model, api_key=api_key or _key(), timeout_s=timeout_s) as client:
         target = client.model
-        with _progress(plan.num_runs(names)) as advance:
+        with progress_bar(plan.num_runs(names)) as advance:
             runs = run_sweep(client, sets, plan, load, progress=advance)
     rows = summarize_sweep(runs)
     if record is not None:
@@ -215,20 +213,6 @@ def _temperatures(text: str) -> list[float]:
 
 def _key() -> str | None:
     return os.environ.get(KEY_VARIABLE)
-
-
-def _check_record(record: Path | None) -> None:
-    if record is not None and writable("--record", record).exists():
-        raise ConfigError(f"--record {record} exists, and records are never overwritten. Name a new file.")
-
-
-@contextmanager
-def _progress(num_steps: int) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr; each call is one step done or begun, with what it is."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("", total=num_steps)
-        yield lambda message: bar.update(task, description=message, advance=1)
 
 
 def _show_run(summary: dict[str, Any], title: str) -> None:
