@@ -5,9 +5,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
+COMPARE_RECORD ?= benchmarks/results/cpu-compare.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo serve test test-slow clients fuzz load prefix lint format golden clean
+.PHONY: help setup setup-dev demo compare serve test test-slow clients fuzz load prefix lint format golden clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -17,6 +18,9 @@ setup-dev: $(VENV)/.dev-stamp ## setup, and what tests and lint need
 
 demo: setup ## the embedded default, plain and with its drafter, side by side
 	$(BIN)/outrider demo
+
+compare: setup-dev ## is the drafter faster on this machine? five minutes; a record in benchmarks/results
+	$(BIN)/outrider bench compare --aa --rounds 4 --max-tokens 48 --record $(COMPARE_RECORD)
 
 serve: setup-dev ## the embedded default behind an OpenAI-compatible server
 	$(BIN)/outrider serve

@@ -42,6 +42,12 @@ class CountedSpace(CacheSpace):
         self.used[seat] += missing
         return True
 
+    def reserve_ahead(self, seat: int, *, num_committed: int, num_rows: int) -> None:
+        """Nothing is taken before its time."""
+
+    def flush(self) -> None:
+        """There is nothing but a count."""
+
     def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
         """Note it."""
         assert self.pages(len(token_ids)) <= self.used[seat]

@@ -152,3 +152,20 @@ def test_a_floor_rises_only_where_it_stays() -> None:
 def test_series_that_are_too_short_are_refused(call: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match="here are"):
         call()
+
+
+def test_percentile_is_a_value_that_was_seen() -> None:
+    values = [5.0, 1.0, 3.0, 2.0, 4.0]
+    assert metrics.percentile(values, 0.5) == 3.0
+    assert metrics.percentile(values, 0.99) == 5.0
+    assert metrics.percentile(values, 0.2) == 1.0
+    assert metrics.percentile(values, 0.21) == 2.0
+    assert metrics.percentile([7.0], 0.01) == 7.0
+    assert metrics.percentile([], 0.5) is None
+
+
+def test_the_share_of_a_text_that_repeats() -> None:
+    """Of 4-grams: nine of twelve tokens in threes begin one, three of these are the first of their kind."""
+    assert metrics.repeated_share([1, 2, 3] * 4) == pytest.approx(1 - 3 / 9)
+    assert metrics.repeated_share("abcdefgh") == 0.0
+    assert metrics.repeated_share("abc") == 0.0

@@ -199,6 +199,8 @@ class RequestSummary:
     acceptance: AcceptanceStats
     error: str | None = None
     """Why it failed; None unless its finish reason is 'error'."""
+    synthetic: bool = False
+    """True where acceptance was drawn and not judged: the text is not the target's."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,8 @@ class Generation:
     """Seconds from the first token to the last."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each of `token_ids` if the request asked for them."""
+    synthetic: bool = False
+    """True where acceptance was drawn and not judged: the text is not the target's."""
 
 
 Prompt = str | Sequence[int]

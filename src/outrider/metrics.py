@@ -7,10 +7,10 @@ counts leave undefined (no cycle, no draft) is None, which JSON writes as null; 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import sqrt
+from math import ceil, sqrt
 
 from outrider.core import AcceptanceStats
 
@@ -81,6 +81,11 @@ def tokens_per_s(*, num_tokens: int, seconds: float) -> float | None:
     return num_tokens / seconds if seconds > 0 else None
 
 
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least `share` (0 < share <= 1) of them do not exceed; None where there are none."""
+    return sorted(values)[max(0, ceil(share * len(values)) - 1)] if values else None
+
+
 def ends_known_ngram(tokens: Sequence[int], n: int = REPEAT_NGRAM) -> bool:
     """True where the last n tokens already occur earlier in `tokens`; the two may overlap."""
     last = tuple(tokens[-n:])
@@ -106,6 +111,12 @@ class NgramSeen:
         known = ngram in self._seen
         self._seen.add(ngram)
         return known
+
+
+def repeated_share(units: Sequence[Hashable], n: int = REPEAT_NGRAM) -> float:
+    """Share of a text's n-grams that occurred in it before: 1 − different ÷ all; 0.0 for fewer than n units."""
+    ngrams = [tuple(units[start : start + n]) for start in range(len(units) - n + 1)]
+    return 1 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0
 
 
 @dataclass(frozen=True)

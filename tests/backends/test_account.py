@@ -9,7 +9,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from outrider.backends.account import account_caches, account_weights, held_bytes
+from outrider.backends.account import (
+    account_caches,
+    account_weights,
+    drafter_bytes_by_kind,
+    held_bytes,
+    target_bytes_by_kind,
+)
 from outrider.engine.engine import EngineConfig
 from outrider.kernels.reference import TorchKernels
 from outrider.weights.packed import DenseWeight, quantize_int8
@@ -86,3 +92,15 @@ def test_a_layer_that_reads_another_has_no_cache_of_its_own() -> None:
     *layers, last = toy_target_config().layers
     reading = [*layers, replace(last, cache_source=3)]
     assert account_caches(reading, context_length=64, dtype=torch.bfloat16)["cache_bytes_per_token"] == 2 * 24 * 2
+
+
+def test_bytes_by_kind_come_to_what_is_held() -> None:
+    target = toy_target()
+    drafter = toy_drafter(target)
+    of_target, of_drafter = target_bytes_by_kind(target), drafter_bytes_by_kind(drafter)
+    assert sum(of_target.values()) == held_bytes(target)
+    assert sum(of_drafter.values()) == held_bytes(target, drafter) - held_bytes(target)
+    assert of_target["embedding and head"] == 96 * 32 * 8
+    assert of_target["dense feed-forward"] == 6 * 3 * 32 * 64 * 8
+    assert of_drafter["projection of taps"] == 32 * 3 * 32 * 8
+    assert "own embedding and head" not in of_drafter

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from outrider.backends.local import LLM, drafter_path, load, make_engine, resolve_config, resolve_device
+from outrider import metrics
+from outrider.backends import local
+from outrider.backends.local import LLM, are_rows_exact, drafter_path, load, make_engine, resolve_config, resolve_device
+from outrider.benchmarking.workloads import TEST
 from outrider.core import Chunk, SamplingParams
 from outrider.engine.engine import EngineConfig
 from outrider.errors import ConfigError, EngineFault, RequestError
+from outrider.models.config import ExpertsSpec
+from tests.embedded import plain_llm, unpacked_drafter
 from tests.scripted import ScriptedProposer, TableTarget, make_test_engine
+from tests.toy import toy_target_config
 
 PROMPTS = ["The capital of France is", "1, 2, 3, 4,"]
 SHORT = SamplingParams(max_tokens=12)
@@ -180,8 +188,82 @@ def test_cuda_gets_constant_shapes_and_one_seat() -> None:
         resolve_config(config, device=torch.device("cpu"), max_positions=99)
 
 
+def test_row_invariant_kernels_keep_what_was_asked_for() -> None:
+    cuda = {"device": torch.device("cuda"), "max_positions": 4096, "row_invariant": True}
+    asked = EngineConfig(max_seats=16, prefill_rows=128, page_size=32)
+    assert resolve_config(asked, **cuda) == asked
+    chosen = resolve_config(EngineConfig(context_length=4096), **cuda)
+    assert (chosen.prefill_rows, chosen.page_size) == (2048, 64)
+    assert resolve_config(EngineConfig(context_length=300), **cuda).prefill_rows == 300
+    assert EngineConfig().rows_per_step == 64
+
+
+def test_rows_of_experts_are_exact_on_a_cpu_alone() -> None:
+    dense, experts = (
+        toy_target_config(),
+        replace(toy_target_config(), experts=ExpertsSpec(num_experts=4, num_chosen=2, intermediate_size=8)),
+    )
+    for name, is_exact in (("gpu", False), ("cpu", True)):
+        kernels = SimpleNamespace(name=name, row_invariant=True)
+        assert are_rows_exact(kernels, dense)  # type: ignore[arg-type]
+        assert are_rows_exact(kernels, experts) is is_exact  # type: ignore[arg-type]
+    assert not are_rows_exact(SimpleNamespace(name="torch", row_invariant=False), dense)  # type: ignore[arg-type]
+
+
+def test_an_answer_under_synthetic_acceptance_says_so() -> None:
+    target = TableTarget(torch.eye(5).roll(1, dims=1) * 9)
+    drafter = ScriptedProposer([[0, 1, 2, 3, 4] * 9], vocab_size=5)
+    llm = make_llm(target, proposer=drafter, synthetic_acceptance_length=3)
+    assert llm.generate([[0]], SHORT)[0].synthetic
+    assert not llm.without_drafter().generate([[0]], SHORT)[0].synthetic
+
+
 def test_the_shipped_drafter_belongs_to_the_embedded_default() -> None:
     assert drafter_path(None, target=None) is None
     assert drafter_path("auto", target="embedded") == drafter_path("auto", target=None)
     assert drafter_path("auto", target="/some/target") is None
     assert drafter_path("/some/where", target="/some/target") == Path("/some/where")
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_quantised_drafter_changes_drafts_and_no_text(kind: str, tmp_path: Path) -> None:
+    """A copy in plain numbers is rounded: those of the shipped drafter are packed already, and would stay."""
+    folder = str(unpacked_drafter(tmp_path / "drafter"))
+    config, params = EngineConfig(max_seats=1, context_length=128), SamplingParams(max_tokens=24, ignore_eos=True)
+    llm = load(drafter=folder, drafter_quantization=kind, config=config, device="cpu")
+    drafted, plain = (each.generate(TEST.prompts[:2], params) for each in (llm, plain_llm()))
+    assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
+    assert sum(each.acceptance.num_accepted_tokens for each in drafted) > 0
+
+
+@pytest.mark.slow
+def test_what_rounding_the_drafter_costs_in_acceptance(tmp_path: Path) -> None:
+    """On the golden prompts: int8 loses nothing to speak of, int4 less than a tenth."""
+    folder = str(unpacked_drafter(tmp_path / "drafter"))
+    config = EngineConfig(max_seats=1, context_length=256)
+    lengths = {}
+    for kind in (None, "int8", "int4"):
+        llm = load(drafter=folder, drafter_quantization=kind, config=config, device="cpu")
+        answers = llm.generate(TEST.prompts, SamplingParams(max_tokens=96, ignore_eos=True))
+        lengths[kind] = metrics.mean_acceptance_length(metrics.pool(each.acceptance for each in answers))
+    whole, int8, int4 = lengths.values()
+    assert whole is not None
+    assert int8 is not None
+    assert int4 is not None
+    assert int8 > 0.98 * whole, lengths
+    assert int4 > 0.9 * whole, lengths
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"drafter_quantization": "int3"}, "drafter_quantization='int3' is unknown; choose one of int8, int4"),
+        ({"drafter": None, "drafter_quantization": "int8"}, "drafter_quantization='int8', but there is no drafter"),
+    ],
+)
+def test_a_quantisation_that_cannot_be_is_refused_before_weights_are_read(
+    options: dict[str, Any], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "load_checkpoint", lambda *given, **how: pytest.fail("weights are read"))
+    with pytest.raises(ConfigError, match=problem):
+        load(**options)

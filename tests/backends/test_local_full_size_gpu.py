@@ -108,7 +108,7 @@ def test_31b_generates_the_same_when_drafts_are_accepted() -> None:
         [[*PROMPT, *plain_text()]], script=(3, 0, 15, 7), max_draft_length=15, vocab_size=262_144, tap_layers=(1,)
     )
     scripted = engine(None)
-    scripted.proposer = drafts  # not an engine of another make: constant shapes are those of one plan of pages
+    scripted.use_proposer(drafts)  # not an engine of another make: constant shapes are those of one plan of pages
     text, num_accepted = run(scripted)
     assert tuple(text) == plain_text()
     assert num_accepted >= 20

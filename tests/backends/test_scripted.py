@@ -123,3 +123,12 @@ def test_it_drafts_once_it_has_drafted(backend: ScriptedBackend) -> None:
     assert backend.speculation().reason == "nothing was drafted yet"
     answer(backend, "hi")
     assert backend.speculation().is_active
+
+
+def test_a_prefix_cache_counts_whole_pages() -> None:
+    backend = ScriptedBackend({"": Script.of_text("ok")}, prefix_page_tokens=4)
+    backend.start()
+    summaries = [answer(backend, text)[-1].summary for text in ("abcdefgh", "abcdefxy", "abcdefgh", "zbcdefgh")]
+    backend.stop()
+    # The begin token is in the first page, and the last token is always computed.
+    assert [each.num_cached_tokens for each in summaries if each] == [0, 4, 8, 0]

@@ -31,3 +31,9 @@ def test_acceptance_may_drift_neither_way(last: float) -> None:
     assert judge(run).faults == ("acceptance_drift",)
     assert judge(run).figures["acceptance_drift"] == pytest.approx(0.1)
     assert judge(run, Limits(max_acceptance_drift=0.2)).faults == ()
+
+
+def test_memory_that_nobody_could_read_is_not_judged() -> None:
+    verdict = judge(Run(times_s=(), memory_bytes=(), tokens_per_s=[100.0] * 10 + [90.0] * 5))
+    assert verdict.faults == ("speed_retention",)
+    assert verdict.figures.keys() == {"speed_retention", "num_errors", "num_empty"}

@@ -23,14 +23,14 @@ TAP = 3
 def test_t011_second_round_starts_where_the_first_ended(num_accepted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[tuple[list[int], list[int]]] = []
     verified: list[Tensor] = []
-    forward, logits = TARGET.forward, TARGET.logits
+    forward, best = TARGET.forward, TARGET.best
 
     def noted(rows, caches, **options):  # type: ignore[no-untyped-def]
         passes.append((rows.positions.tolist(), rows.token_ids.tolist()))
         return forward(rows, caches, **options)
 
     monkeypatch.setattr(TARGET, "forward", noted)
-    monkeypatch.setattr(TARGET, "logits", lambda hidden: verified.append(logits(hidden)) or verified[-1])
+    monkeypatch.setattr(TARGET, "best", lambda hidden: verified.append(TARGET.logits(hidden)) or best(hidden))
     proposer = ScriptedProposer([TEXT], script=(num_accepted, 2), tap_layers=(TAP,))
     engine = make_test_engine(TARGET, proposer, max_seats=1)
     request = engine.add(PROMPT, SamplingParams(max_tokens=16))

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from outrider.core import SamplingParams
 from outrider.engine.proposer import candidate_probs
+from outrider.kernels.reference import soft_cap
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.draft_layers import BlockRows
-from outrider.models.layers import soft_cap
 from tests.cases.common import fresh_caches, text_taps
 from tests.toy import (
     MASK_TOKEN_ID,

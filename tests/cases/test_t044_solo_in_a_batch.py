@@ -62,8 +62,8 @@ def checked_rows(monkeypatch: pytest.MonkeyPatch) -> list[PackedRows]:
     """Every packed pass: a row's position is its place in the text, a spare row has no seat."""
     passes: list[PackedRows] = []
 
-    def packed(batch: CycleBatch, draft_token_ids: torch.Tensor, *, rows_per_pass: int | None) -> PackedRows:
-        result = pack_rows(batch, draft_token_ids, rows_per_pass=rows_per_pass)
+    def packed(batch: CycleBatch, draft_token_ids: torch.Tensor, *, num_rows: int) -> PackedRows:
+        result = pack_rows(batch, draft_token_ids, num_rows=num_rows)
         for row, (owner, slot) in enumerate(zip(result.owners.tolist(), result.slots.tolist(), strict=True)):
             num_prompt_tokens = len(PROMPTS[batch.noise_seeds[owner]])
             assert int(result.rows.positions[row]) == num_prompt_tokens + len(batch.outputs[owner]) - 1 + slot

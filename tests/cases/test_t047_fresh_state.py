@@ -76,16 +76,16 @@ def end_by_abort(engine: Engine) -> None:
 def end_by_exception(engine: Engine) -> None:
     request = started(engine)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TARGET, "logits", lambda hidden: (_ for _ in ()).throw(RuntimeError("forced")))
+        patch.setattr(TARGET, "best", lambda hidden: (_ for _ in ()).throw(RuntimeError("forced")))
         with pytest.raises(RuntimeError, match="forced"):
             engine.step()
     engine.abort(request)
 
 
 def end_by_nan(engine: Engine) -> None:
-    request, logits = started(engine), TARGET.logits
+    request, best = started(engine), TARGET.best
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TARGET, "logits", lambda hidden: logits(hidden) * torch.nan)
+        patch.setattr(TARGET, "best", lambda hidden: (best(hidden)[0] * torch.nan, best(hidden)[1]))
         engine.step()
     assert request.finish_reason == "error"
 

@@ -34,14 +34,14 @@ def engine_taps(target: GemmaTarget, monkeypatch: pytest.MonkeyPatch) -> Tensor:
 
 def test_t049_a_tap_is_its_layers_output(monkeypatch: pytest.MonkeyPatch) -> None:
     target = toy_target()
-    layer_forward = target._layer_forward
+    feed = target._feed
 
-    def marked(layer, *args):  # type: ignore[no-untyped-def]
-        hidden = layer_forward(layer, *args).clone()
-        hidden[:, 0] = 1000.0 * (1 + next(i for i, each in enumerate(target.layers) if each is layer))
-        return hidden
+    def marked(index, *args):  # type: ignore[no-untyped-def]
+        hidden, normed = (each.clone() for each in feed(index, *args))
+        hidden[:, 0] = 1000.0 * (1 + index)
+        return hidden, normed
 
-    monkeypatch.setattr(target, "_layer_forward", marked)
+    monkeypatch.setattr(target, "_feed", marked)
     for taps in (
         text_taps(target, TEXT, TAPS),
         engine_taps(target, monkeypatch),

@@ -80,6 +80,20 @@ def test_command_takes_penalties_bias_and_bans(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
+def test_command_takes_synthetic_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def refuse(*_: object, config: Any, **__: object) -> None:
+        seen.append(config)
+        raise RequestError("seen")
+
+    monkeypatch.setattr("outrider.load", refuse, raising=False)
+    for options in ("--synthetic-acceptance-length 5.5", "--synthetic-acceptance-rates 0.9,0.5 -n 2"):
+        CliRunner().invoke(app, ["generate", "a", *options.split()])
+    assert (seen[0].synthetic_acceptance_length, seen[0].synthetic_acceptance_rates) == (5.5, None)
+    assert (seen[1].synthetic_acceptance_rates, seen[1].num_speculative_tokens) == ((0.9, 0.5), 2)
+
+
 @pytest.mark.parametrize("text", ["506", "a=1", "5=x", "=", "5=1000"])
 def test_a_bias_that_cannot_be_read_is_refused(text: str) -> None:
     shown = CliRunner().invoke(app, ["generate", "a", "--logit-bias", text])

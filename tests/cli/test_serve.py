@@ -59,10 +59,10 @@ def test_a_wrong_setting_ends_it(
 
 
 def test_a_drafter_that_cannot_load_stops_the_boot_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str | None] = []
+    asked: list[tuple[str | None, str | None]] = []
 
-    def load(target: str | None, *, drafter: str | None, **options: Any) -> str:
-        asked.append(drafter)
+    def load(target: str | None, *, drafter: str | None, drafter_quantization: str | None, **options: Any) -> str:
+        asked.append((drafter, drafter_quantization))
         if drafter is not None:
             raise LocateError("no such drafter")
         return "plain"
@@ -71,8 +71,8 @@ def test_a_drafter_that_cannot_load_stops_the_boot_unless_allowed(monkeypatch: p
     with pytest.raises(LocateError):
         command._load(None, "x", False, None, kernels="auto", device="cpu")  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="serving plainly.*no such drafter"):
-        llm = command._load(None, "x", True, None, kernels="auto", device="cpu")  # type: ignore[arg-type]
-    assert (llm, asked) == ("plain", ["x", "x", None])
+        llm = command._load(None, "x", True, None, kernels="auto", device="cpu", drafter_quantization="int8")  # type: ignore[arg-type]
+    assert (llm, asked) == ("plain", [("x", None), ("x", "int8"), (None, None)])
 
 
 def begin(monkeypatch: pytest.MonkeyPatch, found: Any) -> tuple[Readiness, ScriptedBackend]:

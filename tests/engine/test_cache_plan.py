@@ -70,3 +70,13 @@ def test_it_can_be_printed() -> None:
     assert lines[0].startswith("target, window 40: 129 pages of 16 tokens, 0.5 MiB; up to 0.5 MiB kept")
     assert lines[1].startswith("target, full attention: 189 pages")
     assert lines[-1].startswith("caches of 3 requests at a time: ")
+
+
+def test_only_one_request_at_a_time_has_a_prompts_rows() -> None:
+    wide, narrow = plan(max_rows=200), plan(max_rows=200, max_block_rows=9)
+    assert [group.width for group in narrow.groups] == [group.width for group in wide.groups] == [16, 63, 63]
+    assert wide.groups[0].num_pages - narrow.groups[0].num_pages == 2 * (16 - 5)
+    least = (16 + 2 * 5) * WINDOW_PAGE + 63 * (FULL_PAGE + DRAFTER_PAGE)
+    assert plan(max_rows=200, max_block_rows=9, budget_bytes=least).num_bytes == least
+    with pytest.raises(ConfigError):
+        plan(max_rows=200, max_block_rows=9, budget_bytes=least - 1)

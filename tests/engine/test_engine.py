@@ -246,3 +246,14 @@ def test_engines_that_cannot_work_are_refused(settings: dict[str, int], match: s
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         EngineConfig(**settings)
+
+
+def test_prefill_alone_decodes_nobody_and_changes_no_text(target: GemmaTarget, answers: list[list[int]]) -> None:
+    engine = make_test_engine(target, dflash(target), prefill_rows=8)
+    requests = [engine.add(prompt, GREEDY) for prompt in PROMPTS]
+    while not all(request.output_token_ids for request in requests):
+        engine.prefill()
+    assert [len(request.output_token_ids) for request in requests] == [1, 1, 1]
+    while engine.has_work:
+        engine.step()
+    assert [request.output_token_ids for request in requests] == answers

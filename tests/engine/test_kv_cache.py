@@ -82,6 +82,22 @@ def test_pages_are_reserved_as_text_grows_and_windows_give_theirs_back() -> None
     assert cache.num_free_pages == cache.num_pages
 
 
+def test_what_is_reserved_is_known_until_it_is_published_or_released() -> None:
+    cache = make_cache()
+    assert not cache.is_reserved(0, num_committed=0, num_rows=1)
+    assert cache.reserve(0, num_committed=2, num_rows=3)
+    asked = [(committed, rows) for committed in range(9) for rows in range(1, 8)]
+
+    def reserved() -> set[tuple[int, int]]:
+        return {(at, rows) for at, rows in asked if cache.is_reserved(0, num_committed=at, num_rows=rows)}
+
+    assert reserved() == {(at, rows) for at, rows in asked if at >= 2 and at + rows <= 8}  # two pages of 4
+    cache.publish(0, TEXT[:5], [5])
+    assert reserved() == {(at, rows) for at, rows in asked if at >= 4 and at + rows <= 8}
+    cache.release(0)
+    assert not reserved()
+
+
 def test_without_pages_nothing_is_taken() -> None:
     cache = make_cache(least=True)
     assert cache.has_room(0, 48)

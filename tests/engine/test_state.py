@@ -151,3 +151,32 @@ def test_a_failed_request_says_so_and_takes_nothing() -> None:
 
 def test_held_back_is_the_longest_end_that_begins_the_stop() -> None:
     assert [held_back(text, "aab") for text in ("", "x", "xa", "aaa", "aab", "ab")] == [0, 0, 1, 2, 0, 0]
+
+
+@pytest.mark.parametrize("stops", [(), ("never",)])
+@pytest.mark.parametrize("last", [STOP_TOKEN_ID, 3])
+def test_what_is_taken_can_be_spelled_later(stops: tuple[str, ...], last: int) -> None:
+    blocks = ([0, 1], [2, 3, 0], [5, last])
+    expected, request = (make_request(*stops, max_tokens=7, rest="!") for _ in range(2))
+    at_once = feed(expected, *blocks)
+    taken = [request.take(list(block), num_accepted_tokens=len(block) - 1) for block in blocks]
+    assert (request.output_token_ids, request.finish_reason) == (expected.output_token_ids, expected.finish_reason)
+    assert [request.spell(chunk) for chunk in taken] == at_once
+    assert request.text == expected.text == "".join(chunk.text for chunk in at_once)
+
+
+def test_a_stop_string_ends_a_request_before_it_is_spelled() -> None:
+    request = make_request("ca")
+    chunk = request.take([3, 0, 0], num_accepted_tokens=2)
+    assert (chunk.text, chunk.token_ids, request.finish_reason) == ("", (3, 0), "stop")
+    assert request.spell(chunk) == chunk
+
+
+def test_a_plan_of_counts_goes_token_by_token() -> None:
+    request = make_request()
+    request.output_token_ids.append(0)
+    assert (request.planned_count, request.is_synthetic) == (-1, False)
+    request.planned_counts = [2, 0, 1]
+    assert (request.planned_count, request.is_synthetic) == (2, True)
+    request.output_token_ids += [0, 0]
+    assert request.planned_count == 1

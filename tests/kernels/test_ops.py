@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.errors import ConfigError
-from outrider.kernels import compiler
+from outrider.kernels import compiler, ops
 from outrider.kernels.cpu import CpuKernels, load_cpu_kernels
 from outrider.kernels.ops import select_kernels
 from outrider.kernels.reference import TorchKernels
@@ -32,10 +32,30 @@ def test_torch_and_dtypes_that_only_torch_has(own_cache: Path) -> None:
 
 
 def test_unknown_kind_and_wrong_dtype_are_named() -> None:
-    with pytest.raises(ConfigError, match="kernels='fast' is unknown; choose one of auto, cpu, torch"):
+    with pytest.raises(ConfigError, match="kernels='fast' is unknown; choose one of auto, cpu, gpu, torch"):
         select_kernels("fast", dtype=torch.float32, device="cpu")
     with pytest.raises(ConfigError, match="float32 on a CPU, not"):
         select_kernels("cpu", dtype=torch.bfloat16, device="cpu")
+    with pytest.raises(ConfigError, match=r"bfloat16 on CUDA, not torch\.float32 on cpu"):
+        select_kernels("gpu", dtype=torch.float32, device="cpu")
+    with pytest.raises(ConfigError, match=r"bfloat16 on CUDA, not torch\.float16 on cuda"):
+        select_kernels("gpu", dtype=torch.float16, device="cuda")
+
+
+def test_bfloat16_on_cuda_gets_the_triton_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = object()
+    monkeypatch.setattr(ops, "load_gpu_kernels", lambda dtype, device: chosen)
+    for kind in ("auto", "gpu"):
+        assert select_kernels(kind, dtype=torch.bfloat16, device="cuda") is chosen
+    assert isinstance(select_kernels("auto", dtype=torch.float16, device="cuda"), TorchKernels)
+
+
+def test_without_triton_auto_warns_and_gpu_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "outrider.kernels.gpu", None)
+    with pytest.warns(UserWarning, match="falls back to torch products.*need Triton"):
+        assert isinstance(select_kernels("auto", dtype=torch.bfloat16, device="cuda"), TorchKernels)
+    with pytest.raises(ConfigError, match="need Triton"):
+        select_kernels("gpu", dtype=torch.bfloat16, device="cuda")
 
 
 def test_without_a_compiler_auto_warns_and_cpu_refuses(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

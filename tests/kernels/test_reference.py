@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.kernels.layer_cache import LayerCache
-from outrider.kernels.reference import ATTENTION_ROWS, TorchKernels
+from outrider.kernels.reference import ATTENTION_ROWS, TorchKernels, soft_cap
 from outrider.weights.packed import DenseWeight, quantize_int8
 
 EXACT = TorchKernels(torch.float64)
@@ -196,3 +196,10 @@ def test_gated(activation: str) -> None:
     x, factors = normal(3, 5), normal(3, 5, seed=1)
     activated = functional.silu(x) if activation == "silu" else functional.gelu(x, approximate="tanh")
     torch.testing.assert_close(EXACT.gated(x, factors, activation=activation), activated * factors)
+
+
+def test_soft_cap_bends_logits_and_its_absence_leaves_them() -> None:
+    logits = torch.tensor([-100.0, 0.0, 2.5], dtype=torch.float64)
+    expected = torch.tensor([-5.0, 0.0, 5 * math.tanh(0.5)], dtype=torch.float64)
+    torch.testing.assert_close(soft_cap(logits, 5.0), expected)
+    assert soft_cap(logits, None) is logits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from torch.nn import functional
 
 from outrider.errors import WeightsError
 from outrider.kernels.cpu import CpuKernels
+from outrider.kernels.reference import TorchKernels
 from outrider.models.attention import LayerCache, allocate_caches
 from outrider.models.dflash import DFlashDrafter, select_rows
 from outrider.models.draft_layers import BlockRows
-from outrider.weights.packed import BlockInt8Weight, DenseWeight, quantize_int8
+from outrider.models.drafter_config import MarkovKind, MarkovSpec
+from outrider.weights.packed import BlockInt8Weight, DenseWeight, PackedWeight, quantize_int8
 from tests.toy import (
     CPU,
     MASK_TOKEN_ID,
@@ -241,3 +244,47 @@ def test_selected_rows_keep_their_format() -> None:
         selected = select_rows(weight, ids)
         assert type(selected) is type(weight)
         assert torch.equal(selected.dequantize(torch.float32), weight.dequantize(torch.float32)[ids])
+
+
+class NotingKernels(TorchKernels):
+    """Torch's, which notes what it is given to pack."""
+
+    def __init__(self, *, reads_low_bit: bool) -> None:
+        super().__init__(torch.float64)
+        self.reads_low_bit = reads_low_bit
+        self.packed: dict[str, PackedWeight] = {}
+
+    def pack(self, weight: PackedWeight) -> Tensor:
+        self.packed[weight.name] = weight
+        return super().pack(weight)
+
+
+@pytest.mark.parametrize("reads_low_bit", [False, True])
+def test_projections_and_head_are_quantised_and_nothing_else(reads_low_bit: bool) -> None:
+    target, kernels = toy_target(), NotingKernels(reads_low_bit=reads_low_bit)
+    config = toy_drafter_config()
+    tensors = toy_drafter_tensors(config)
+    drafter = DFlashDrafter(
+        config, tensors, target, kernels=kernels, context_length=8, source=SOURCE, quantization="int8"
+    )
+    matrices = {name for name, weight in tensors.items() if len(weight.shape) == 2}
+    assert len(matrices) == 2 * 7 + 1
+    assert kernels.packed.keys() == matrices | ({"lm_head.weight"} if reads_low_bit else set())
+    assert all(isinstance(weight, BlockInt8Weight) for weight in kernels.packed.values())
+    assert (drafter.head is target.embedding) != reads_low_bit
+    assert drafter.embedding is target.embedding
+    torch.testing.assert_close(drafter.head, target.embedding, atol=0.02, rtol=0.0)
+    assert not torch.equal(drafter.fc, tensors["fc.weight"].dequantize(torch.float64))
+
+
+def test_a_head_of_its_own_is_quantised_and_markov_weights_are_not() -> None:
+    target, kernels = toy_target(), NotingKernels(reads_low_bit=False)
+    config = replace(toy_drafter_config(), markov=MarkovSpec(kind=MarkovKind.VANILLA, rank=32))
+    own = {
+        name: DenseWeight(name, torch.randn(96, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64))
+        for name in ("lm_head.weight", "markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+    }
+    tensors = toy_drafter_tensors(config) | own
+    DFlashDrafter(config, tensors, target, kernels=kernels, context_length=8, source=SOURCE, quantization="int4")
+    assert isinstance(kernels.packed["lm_head.weight"], BlockInt8Weight)
+    assert all(kernels.packed[name] is own[name] for name in own if name.startswith("markov_head"))

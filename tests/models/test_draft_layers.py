@@ -78,11 +78,12 @@ def test_a_gemma4_layer_is_its_formula() -> None:
     rope: RopeTable = rope_table(layer.spec.rope, head_dim=16, num_positions=8, dtype=torch.float64, device="cpu")
     options = {"kernels": kernels, "eps": 1e-6}
     queries, fresh = attention.queries_keys_values(normed, rope, block, **options)  # type: ignore[arg-type]
-    kept = attention.keys_values(features, rope, context, **options)  # type: ignore[arg-type]
+    cache = LayerCache.of_seats(*torch.zeros(2, 1, 4, *fresh.keys.shape[1:], dtype=torch.float64))
+    attention.write_keys_values(features, rope, context * 0, context, cache, **options)  # type: ignore[arg-type]
     ends = torch.tensor([[0, 0, 4, 0, 3]] * 3, dtype=torch.int32)
     ours = kernels.attention(
         queries,
-        LayerCache.of_seats(kept.keys[None], kept.values[None]),
+        cache,
         ends,
         scale=1.0,
         fresh_k=fresh.keys,

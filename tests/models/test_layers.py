@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch.nn import functional
 
 from outrider.errors import WeightsError
+from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.reference import TorchKernels
 from outrider.models.attention import rope_table
 from outrider.models.config import ExpertsSpec
-from outrider.models.layers import AttentionWeights, ExpertsWeights, MlpWeights, WeightReader, soft_cap
+from outrider.models.layers import AttentionWeights, ExpertsWeights, MlpWeights, WeightReader
 from outrider.weights.loader import TensorClaims
 from outrider.weights.packed import DenseWeight
 from tests.toy import CPU, SOURCE, dense_heads, toy_checkpoint, toy_target_config
@@ -55,10 +54,14 @@ def test_attention_projects_norms_and_rotates(index: int) -> None:
     )
     rope = rope_table(spec.rope, head_dim=spec.head_dim, num_positions=18, dtype=torch.float64, device=CPU)
     queries, (keys, values) = weights.queries_keys_values(rows, rope, positions, kernels=KERNELS, eps=EPS)
-    for alone, together in zip(
-        weights.keys_values(rows, rope, positions, kernels=KERNELS, eps=EPS), (keys, values), strict=True
-    ):
-        torch.testing.assert_close(alone, together, rtol=0, atol=1e-12)
+    written, alone = (LayerCache.of_seats(*torch.zeros(2, 1, 18, *keys.shape[1:]).double()) for _ in range(2))
+    seats = torch.zeros(5, dtype=torch.int64)
+    again = weights.queries(rows, rope, seats, positions, written, kernels=KERNELS, eps=EPS)
+    weights.write_keys_values(rows, rope, seats, positions, alone, kernels=KERNELS, eps=EPS)
+    assert torch.equal(again, queries)
+    for cache in (written, alone):
+        torch.testing.assert_close(cache.keys[0, positions], keys, rtol=0, atol=1e-12)
+        torch.testing.assert_close(cache.values[0, positions], values, rtol=0, atol=1e-12)
     assert queries.shape == (5, 4, spec.head_dim)
     assert keys.shape == values.shape == (5, spec.num_kv_heads, spec.head_dim)
     expected = dense_heads(rows, weights.q_proj, weights.q_norm, positions, spec, EPS)
@@ -83,13 +86,6 @@ def test_mlp_gates(activation: str) -> None:
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-9)
     added = mlp.forward(rows, kernels=KERNELS, activation=activation, residual=rows)
     torch.testing.assert_close(added, output + rows, rtol=0, atol=1e-12)
-
-
-def test_soft_cap_bends_logits_and_its_absence_leaves_them() -> None:
-    logits = torch.tensor([-100.0, 0.0, 2.5], dtype=torch.float64)
-    expected = torch.tensor([-5.0, 0.0, 5 * math.tanh(0.5)], dtype=torch.float64)
-    torch.testing.assert_close(soft_cap(logits, 5.0), expected)
-    assert soft_cap(logits, None) is logits
 
 
 def experts_tensors(*, one_by_one: bool) -> dict[str, DenseWeight]:

@@ -19,14 +19,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.kernels.reference import TorchKernels
-from outrider.models.attention import LayerCache, LayerCaches, RopeTable, Rows, allocate_caches
+from outrider.kernels.reference import TorchKernels, soft_cap
+from outrider.models.attention import LayerCaches, Rows, allocate_caches
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.draft_layers import BlockRows, DraftLayer
 from outrider.models.drafter_config import BlockLayout, MarkovKind
 from outrider.models.dspark import MarkovHead
 from outrider.models.gemma import GemmaTarget
-from outrider.models.layers import AttentionWeights, soft_cap
+from outrider.models.layers import AttentionWeights
 from outrider.models.registry import load_drafter, load_target
 from outrider.weights.loader import load_checkpoint
 from outrider.weights.packed import DenseWeight
@@ -280,16 +280,14 @@ def test_a_window_that_counts_from_elsewhere_shows(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_context_through_the_input_norm_shows(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter, keys_values = drafter_of(case), AttentionWeights.keys_values
+    drafter, write = drafter_of(case), AttentionWeights.write_keys_values
     norms = {id(layer.attention): layer.input_norm for layer in drafter.layers}
 
-    def normed(
-        self: AttentionWeights, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Any, eps: float
-    ) -> LayerCache:
+    def normed(self: AttentionWeights, hidden: Tensor, *args: Any, kernels: Any, eps: float) -> None:
         hidden = kernels.rms_norm(hidden, norms[id(self)], eps=eps)
-        return keys_values(self, hidden, rope, positions, kernels=kernels, eps=eps)
+        write(self, hidden, *args, kernels=kernels, eps=eps)
 
-    monkeypatch.setattr(AttentionWeights, "keys_values", normed)
+    monkeypatch.setattr(AttentionWeights, "write_keys_values", normed)
     assert base_error(drafter, case) > MIN_MUTANT_ERROR
 
 

@@ -35,6 +35,15 @@ def test_acceptance_has_vllms_names() -> None:
     assert acceptance_object(AcceptanceStats(5, 0, 0, {0: 5}), 4) is None
 
 
+def test_synthetic_acceptance_is_marked() -> None:
+    for synthetic in (False, True):
+        choice = CompletionChoice(0, TOKENIZER, Tally(3), wants_logprobs=False)
+        summary = RequestSummary(3, 0, 1, STATS, synthetic=synthetic)
+        choice.push(Chunk(0, "a", (97,), 0, "length", summary=summary))
+        stats = Envelope("text_completion", "m", [choice], 1, 4).response()["metrics"]["speculative_decoding"]
+        assert ("synthetic" in stats) == synthetic
+
+
 def test_a_failure_is_never_a_finish() -> None:
     summary = RequestSummary(1, 0, 0, STATS, "logits are not finite")
     with pytest.raises(Fault) as failed:

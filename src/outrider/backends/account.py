@@ -15,6 +15,9 @@ from torch import Tensor
 from outrider.engine.engine import EngineConfig
 from outrider.models.attention import allocate_caches
 from outrider.models.config import LayerSpec
+from outrider.models.dflash import DFlashDrafter
+from outrider.models.gemma import GemmaTarget
+from outrider.models.layers import AttentionWeights
 from outrider.weights.packed import BlockInt8Weight, PackedWeight
 from outrider.weights.safetensors_dir import StoredWeights
 
@@ -70,6 +73,53 @@ def held_bytes(*models: object) -> int:
     """
     seen: set[int] = set()
     return sum(_held_bytes(value, seen) for model in models for value in vars(model).values())
+
+
+def target_bytes_by_kind(model: GemmaTarget) -> dict[str, int]:
+    """`held_bytes` of a target by what holds them; the rest are norms and rotary tables."""
+    return _by_kind(
+        model,
+        {
+            "embedding and head": model.embedding,
+            "attention": [_matrices(layer.attention) for layer in model.layers],
+            "dense feed-forward": [layer.mlp for layer in model.layers],
+            "experts": [[layer.experts.weights, layer.experts.router_proj] for layer in model.layers if layer.experts],
+            "per-layer table": model.per_layer_embedding.table if model.per_layer_embedding else None,
+            "per-layer projections": [
+                model.per_layer_embedding.projection if model.per_layer_embedding else None,
+                *([layer.per_layer.gate, layer.per_layer.projection] for layer in model.layers if layer.per_layer),
+            ],
+        },
+        seen=set(),
+    )
+
+
+def drafter_bytes_by_kind(drafter: DFlashDrafter) -> dict[str, int]:
+    """What a drafter holds beside its target, by what holds it."""
+    seen: set[int] = set()
+    for value in vars(drafter.target).values():
+        _held_bytes(value, seen)
+    return _by_kind(
+        drafter,
+        {
+            "projection of taps": drafter.fc,
+            "attention": [_matrices(layer.attention) for layer in drafter.layers],
+            "dense feed-forward": [layer.mlp for layer in drafter.layers],
+            "own embedding and head": [drafter.embedding, drafter.head],
+            "Markov and confidence heads": [drafter.markov, drafter.confidence],
+        },
+        seen=seen,
+    )
+
+
+def _matrices(attention: AttentionWeights) -> list[Any]:
+    return [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+
+
+def _by_kind(model: object, kinds: Mapping[str, object], *, seen: set[int]) -> dict[str, int]:
+    counted = {kind: _held_bytes(held, seen) for kind, held in kinds.items()}
+    rest = sum(_held_bytes(value, seen) for value in vars(model).values())
+    return {kind: num_bytes for kind, num_bytes in counted.items() if num_bytes} | {"norms and tables": rest}
 
 
 def _held_bytes(value: object, seen: set[int]) -> int:

@@ -18,7 +18,7 @@ from outrider.backends.account import account_caches, account_weights, held_byte
 from outrider.backends.local import drafter_path, load, resolve_config, resolve_device
 from outrider.core import SamplingParams
 from outrider.engine.engine import EngineConfig
-from outrider.kernels.ops import select_kernels
+from outrider.kernels.ops import Kernels, select_kernels
 from outrider.kernels.reference import TorchKernels
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.drafter_config import DrafterConfig
@@ -46,7 +46,7 @@ def inspect_kernels(kind: str, device: str) -> dict[str, Any]:
 
 def inspect_target(target: str | None, *, context_length: int, progress: Callable[[str], None]) -> dict[str, Any]:
     """What the target declares, which of its tensors load, and what it takes in bfloat16."""
-    checkpoint, model = _outlined_target(target, context_length=context_length, progress=progress)
+    checkpoint, model = outlined_target(target, context_length=context_length, progress=progress)
     if not is_name_plan(checkpoint.source):
         Tokenizer.from_file(checkpoint.tokenizer_path)  # LocateError or WeightsError now, not when it is loaded
     config = model.config
@@ -78,7 +78,7 @@ def inspect_drafter(
     if path is None:
         return {"drafter": None}
     _, tensors = load_safetensors_dir(path, without_numbers=True)  # what is damaged here is not the target's fault
-    checkpoint, model = _outlined_target(target, context_length=context_length, progress=progress)
+    checkpoint, model = outlined_target(target, context_length=context_length, progress=progress)
     built = load_drafter(path, model, target_name=checkpoint.source.name, context_length=context_length)
     config = built.config
     caches = account_caches(config.layers, context_length=context_length, dtype=_DTYPE)
@@ -104,15 +104,15 @@ def inspect_drafter(
     }
 
 
-def _outlined_target(
-    target: str | None, *, context_length: int, progress: Callable[[str], None]
+def outlined_target(
+    target: str | None, *, context_length: int, progress: Callable[[str], None], kernels: Kernels | None = None
 ) -> tuple[Checkpoint, GemmaTarget]:
-    """The target's checkpoint and the model made of it, without numbers."""
+    """The target's checkpoint and the model made of it, without numbers; packed as torch does, or `kernels`."""
     checkpoint = load_checkpoint(locate_target(target), progress=progress, without_numbers=True)
     max_positions = target_config(checkpoint).max_positions
     resolve_config(EngineConfig(context_length=context_length), device=_META, max_positions=max_positions)
-    kernels = TorchKernels(_DTYPE, _META)
-    model = load_target(checkpoint, kernels=kernels, dtype=_DTYPE, device=_META, context_length=context_length)
+    chosen = kernels or TorchKernels(_DTYPE, _META)
+    model = load_target(checkpoint, kernels=chosen, dtype=_DTYPE, device=_META, context_length=context_length)
     return checkpoint, model
 
 

@@ -20,15 +20,19 @@ from outrider.engine.kv_cache import KvCache
 from outrider.engine.proposer import DFlashProposer, FencedProposer
 from outrider.engine.state import RequestState
 from outrider.errors import ConfigError, EngineFault, RequestError
-from outrider.kernels.ops import select_kernels
+from outrider.kernels.ops import Kernels, select_kernels
+from outrider.models.config import TargetConfig
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.gemma import GemmaTarget
 from outrider.models.registry import load_drafter, load_target, target_config
 from outrider.tokenizer import Tokenizer
+from outrider.weights.load_quantization import check_quantization
 from outrider.weights.loader import load_checkpoint
 from outrider.weights.locate import EMBEDDED_NAME, embedded_drafter, locate_drafter, locate_target
 
 CUDA_ROWS_PER_PASS = 16
+CUDA_PAGE_SIZE = 64  # a tile of keys lies in one page, so that its place is one entry of the page table
+CUDA_PREFILL_ROWS = 2048  # products are bound by arithmetic then, and a step still lasts a fraction of a second
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +152,7 @@ class _Clock:
             prefill_s=first - self.started,
             decode_s=self.last[request.index] - first,
             logprobs=tuple(request.logprobs),
+            synthetic=request.is_synthetic,
         )
 
 
@@ -164,11 +169,27 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_config(config: EngineConfig, *, device: torch.device, max_positions: int) -> EngineConfig:
-    """Fit a config to the device: CUDA is exact through constant shapes, one request at a time."""
+def are_rows_exact(kernels: Kernels, target: TargetConfig) -> bool:
+    """True where a row of this target is the same bits in any pass. Experts run on torch's products on a GPU."""
+    return kernels.row_invariant and (target.experts is None or kernels.name != "gpu")
+
+
+def resolve_config(
+    config: EngineConfig, *, device: torch.device, max_positions: int, row_invariant: bool = False
+) -> EngineConfig:
+    """Fit a config to the device and its kernels.
+
+    CUDA is exact through kernels that are row-invariant, or else through constant shapes, one request at a time.
+    """
     if config.context_length > max_positions:
         raise ConfigError(
             f"context_length={config.context_length}, but the target knows {max_positions} positions. Lower it."
+        )
+    if device.type == "cuda" and row_invariant:
+        return replace(
+            config,
+            prefill_rows=config.prefill_rows or min(CUDA_PREFILL_ROWS, config.context_length),
+            page_size=config.page_size or CUDA_PAGE_SIZE,
         )
     if device.type == "cuda":
         return replace(config, max_seats=1, rows_per_pass=CUDA_ROWS_PER_PASS, prefill_rows=CUDA_ROWS_PER_PASS)
@@ -179,6 +200,7 @@ def load(
     target: str | None = None,
     *,
     drafter: str | None = "auto",
+    drafter_quantization: str | None = None,
     config: EngineConfig | None = None,
     device: str = "auto",
     kernels: str = "auto",
@@ -188,16 +210,24 @@ def load(
     """Load a target and its drafter. No arguments: the embedded default, Gemma 3 270M with the drafter shipped for it.
 
     Both are paths, or "owner/name" on the model hub. `drafter` may also be "auto" (the shipped one for the embedded
-    default, none otherwise) or None for plain decoding. `kernels` is "auto", "cpu" or "torch". `on_plan` hears
+    default, none otherwise) or None for plain decoding. `drafter_quantization`, "int8" or "int4", rounds the
+    drafter's matrices, and on a GPU a copy of the head it shares with the target: the text stays the same, drafts are
+    quicker and may be accepted less often. `kernels` is "auto", "cpu" or "torch". `on_plan` hears
     how memory is shared out before caches are allocated; ConfigError where it does not suffice.
     """
     place = resolve_device(device)
     dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
     chosen_kernels = select_kernels(kernels, dtype=dtype, device=place)
     path = drafter_path(drafter, target=target)
+    check_drafter_quantization(drafter_quantization, has_drafter=path is not None)
     checkpoint = load_checkpoint(locate_target(target), progress=progress)
     declared = target_config(checkpoint)
-    engine_config = resolve_config(config or EngineConfig(), device=place, max_positions=declared.max_positions)
+    engine_config = resolve_config(
+        config or EngineConfig(),
+        device=place,
+        max_positions=declared.max_positions,
+        row_invariant=are_rows_exact(chosen_kernels, declared),
+    )
     model = load_target(
         checkpoint,
         kernels=chosen_kernels,
@@ -209,11 +239,20 @@ def load(
     drafter_model = None
     if path is not None:
         length, name = engine_config.context_length, checkpoint.source.name
-        drafter_model = load_drafter(path, model, target_name=name, context_length=length)
+        drafter_model = load_drafter(
+            path, model, target_name=name, context_length=length, quantization=drafter_quantization
+        )
     plan = plan_engine_memory(model, drafter_model, engine_config, available_bytes=usable_bytes(place))
     if on_plan is not None:
         on_plan(plan)
     return LLM(make_engine(model, drafter_model, tokenizer, engine_config), tokenizer)
+
+
+def check_drafter_quantization(kind: str | None, *, has_drafter: bool) -> None:
+    """ConfigError where a drafter is to be quantised in a way that is not known, or there is none."""
+    check_quantization(kind)
+    if kind is not None and not has_drafter:
+        raise ConfigError(f"drafter_quantization={kind!r}, but there is no drafter. Name one, or leave it out.")
 
 
 def drafter_path(drafter: str | None, *, target: str | None) -> Path | None:
@@ -228,7 +267,7 @@ def drafter_path(drafter: str | None, *, target: str | None) -> Path | None:
 def make_engine(
     model: GemmaTarget, drafter: DFlashDrafter | None, tokenizer: Tokenizer | None, config: EngineConfig
 ) -> Engine:
-    """An engine with empty caches; end tokens are the union of the model's and the tokenizer's."""
+    """An engine with empty caches, warmed up; end tokens are the union of the model's and the tokenizer's."""
     drafter_layers = drafter.config.layers if drafter is not None else ()
     plan = plan_caches(model.config.layers, drafter_layers, config, dtype=model.dtype)
     kv_cache = KvCache.allocate(plan, model.config.layers, drafter_layers, dtype=model.dtype, device=model.device)
@@ -237,4 +276,6 @@ def make_engine(
         logger.warning("The model declares no eos_token_id; only the tokenizer's %s end an answer.", tokenizer.eos_ids)
     ends = frozenset(model.config.eos_token_ids) | frozenset(tokenizer.eos_ids if tokenizer else ())
     space = PagedSpace(kv_cache, context_length=config.context_length)
-    return Engine(model, kv_cache.target_caches, proposer, tokenizer, config, ends, space)
+    engine = Engine(model, kv_cache.target_caches, proposer, tokenizer, config, ends, space)
+    engine.warm_up()
+    return engine

@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from outrider.backends.account import held_bytes
-from outrider.engine.cache_plan import CachePlan, plan_pages
+from outrider.engine.cache_plan import PAGE_SIZE, CachePlan, plan_pages
 from outrider.engine.engine import EngineConfig
 from outrider.errors import ConfigError
 from outrider.models.config import LayerSpec
@@ -82,18 +82,17 @@ def plan_caches(
         num_seats=config.max_seats,
         context_length=config.context_length,
         max_rows=config.max_rows,
+        max_block_rows=config.max_block_rows,
         dtype=dtype,
         budget_bytes=config.cache_bytes,
+        page_size=config.page_size or PAGE_SIZE,
     )
 
 
-def plan_engine_memory(
+def share_memory(
     model: GemmaTarget, drafter: DFlashDrafter | None, config: EngineConfig, *, available_bytes: int
 ) -> MemoryPlan:
-    """The plan for models that are loaded already; `available_bytes` is what they left.
-
-    ConfigError naming the settings to lower where the caches do not fit.
-    """
+    """The plan for models that are loaded, whether it fits or not; `available_bytes` is what they left."""
     target_bytes, both_bytes = held_bytes(model), held_bytes(model, drafter) if drafter else held_bytes(model)
     caches = plan_caches(model.config.layers, drafter.config.layers if drafter else (), config, dtype=model.dtype)
     drafter_context_bytes = sum(group.num_bytes for group in caches.groups if group.owner == "drafter")
@@ -107,15 +106,25 @@ def plan_engine_memory(
         max_draft_length=drafter.config.max_draft_length if drafter else 0,
         vocab_size=model.config.vocab_size,
     )
+    return replace(plan, cache_lines=tuple(caches.describe()))
+
+
+def plan_engine_memory(
+    model: GemmaTarget, drafter: DFlashDrafter | None, config: EngineConfig, *, available_bytes: int
+) -> MemoryPlan:
+    """`share_memory`; ConfigError naming the settings to lower where the caches do not fit."""
+    plan = share_memory(model, drafter, config, available_bytes=available_bytes)
     if plan.cache_bytes > plan.most_cache_bytes:
+        drafter_context_bytes = plan.parts["drafter context"]
+        wished_bytes = plan.cache_bytes + drafter_context_bytes
         settings = {"cache_bytes": config.cache_bytes} if config.cache_bytes else {"max_seats": config.max_seats}
         settings["context_length"] = config.context_length
         named = " and ".join(f"{name}={value}" for name, value in settings.items())
         raise ConfigError(
-            f"{named} do not fit: keys and values would take {caches.num_bytes:,} bytes, and beside weights and logits "
+            f"{named} do not fit: keys and values would take {wished_bytes:,} bytes, and beside weights and logits "
             f"there are {max(0, plan.most_cache_bytes + drafter_context_bytes):,}. Lower {' or '.join(settings)}."
         )
-    return replace(plan, cache_lines=tuple(caches.describe()))
+    return plan
 
 
 def usable_bytes(device: torch.device) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as JsonTokenizer
@@ -78,6 +79,11 @@ class Script:
     """Raised by `submit` instead of any step."""
     num_cached_tokens: int = 0
 
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Its longest draft."""
+        return max((step.num_draft_tokens for step in self.steps), default=0)
+
     @staticmethod
     def of_text(text: str, *, block_tokens: int = 4, drafted: bool = True, **options: object) -> Script:
         """A text in blocks of so many tokens, all but the last of each drafted and accepted, then the end of the turn.
@@ -89,6 +95,19 @@ class Script:
         blocks = [tuple(token_ids[at : at + block_tokens]) for at in range(0, len(token_ids), block_tokens)]
         steps = [Step(block, len(block) - 1, block_tokens - 1) if drafted else Step(block) for block in blocks]
         return Script(tuple(steps), **options)  # type: ignore[arg-type]
+
+
+class Plan(Protocol):
+    """Writes a script for each request as it comes: see `backends/planted.py`."""
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """The longest draft it plans."""
+        ...
+
+    def script(self, request_index: int, params: SamplingParams) -> Script:
+        """What the request is answered."""
+        ...
 
 
 @dataclass
@@ -108,6 +127,9 @@ class _Running:
 class ScriptedBackend:
     """Answers each prompt with the first script whose key its text contains; the key "" matches every prompt.
 
+    A plan in a script's place writes one for each request. With a `prefix_page_tokens` above 0 a prompt counts as
+    cached as far as an earlier one began with the same tokens, in whole pages of so many.
+
     Requests take turns, a step each, on one thread. `max_tokens` and `num_speculative_tokens=0` hold, `logprobs` are
     made up, stop strings and grammars are the script's own affair. `submitted`, `boundaries` and `finish_reasons` say
     what it saw; a test may set `fault`.
@@ -117,11 +139,12 @@ class ScriptedBackend:
 
     def __init__(
         self,
-        scripts: Mapping[str, Script],
+        scripts: Mapping[str, Script | Plan],
         *,
         model: str = "scripted",
         context_length: int = 2048,
         max_seats: int = 4,
+        prefix_page_tokens: int = 0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.model, self.context_length = model, context_length
@@ -131,6 +154,7 @@ class ScriptedBackend:
         self.finish_reasons: dict[int, str] = {}
         self.fault: str | None = None
         self._scripts, self._max_seats, self._sleep = dict(scripts), max_seats, sleep
+        self._prefix_page_tokens = prefix_page_tokens
         self._requests: list[_Running] = []
         self._ended: list[tuple[int, int, int, AcceptanceStats]] = []  # prompt, cached, output tokens; acceptance
         self._changed = threading.Condition()
@@ -163,9 +187,9 @@ class ScriptedBackend:
     ) -> int:
         """Queue a request; raises what its script says, or RequestError where prompt and answer cannot fit."""
         prompt = tuple(prompt_token_ids)
-        script = self._find(prompt)
-        if script.refusal is not None:
-            raise script.refusal
+        found = self._find(prompt)
+        if isinstance(found, Script) and found.refusal is not None:
+            raise found.refusal
         if not prompt or len(prompt) >= self.context_length:
             raise RequestError(
                 f"The prompt has {len(prompt)} tokens; give between 1 and {self.context_length - 1}, "
@@ -175,6 +199,9 @@ class ScriptedBackend:
             if self._state != "open":
                 raise RequestError("The backend does not run; start it first.")
             index = len(self.submitted)
+            script = found if isinstance(found, Script) else found.script(index, params)
+            if self._prefix_page_tokens:
+                script = replace(script, num_cached_tokens=self._num_known(prompt))
             self.submitted.append((prompt, params))
             self.boundaries.append(tuple(boundaries))
             decoder = IncrementalDecoder(self.tokenizer, shown_ids=params.shown_token_ids)
@@ -194,7 +221,7 @@ class ScriptedBackend:
         """Active once a step had drafts."""
         acceptance = self.gauges().acceptance
         is_active = acceptance.num_draft_tokens > 0
-        longest = max((step.num_draft_tokens for script in self._scripts.values() for step in script.steps), default=0)
+        longest = max((script.num_speculative_tokens for script in self._scripts.values()), default=0)
         return Speculation(is_active, "script", longest, None if is_active else "nothing was drafted yet")
 
     def gauges(self) -> Gauges:
@@ -217,7 +244,12 @@ class ScriptedBackend:
                 acceptance=pool(row[3] for row in rows),
             )
 
-    def _find(self, prompt: Sequence[int]) -> Script:
+    def _num_known(self, prompt: Sequence[int]) -> int:
+        """Tokens of whole pages with which an earlier prompt began too; the last token is always computed."""
+        longest = max((_num_shared(prompt, earlier) for earlier, _ in self.submitted), default=0)
+        return min(longest, len(prompt) - 1) // self._prefix_page_tokens * self._prefix_page_tokens
+
+    def _find(self, prompt: Sequence[int]) -> Script | Plan:
         text = self.tokenizer.decode(prompt)
         for key, script in self._scripts.items():
             if key in text:
@@ -276,7 +308,8 @@ class ScriptedBackend:
         drafts = params.num_speculative_tokens != 0 and step.num_draft_tokens > 0
         num_accepted = min(step.num_accepted_draft_tokens, len(token_ids)) if drafts else 0
         num_drafted = step.num_draft_tokens if drafts else 0
-        request.acceptance.record_cycle(draft_length=num_drafted, num_accepted_tokens=num_accepted)
+        if num_drafted:
+            request.acceptance.record_cycle(draft_length=num_drafted, num_accepted_tokens=num_accepted)
         summary = None if finish_reason is None else self._summary(request, finish_reason == "error")
         logprobs = () if params.logprobs is None else tuple(_logprobs(i, params.logprobs) for i in token_ids)
         return Chunk(request.index, text, token_ids, num_accepted, finish_reason, num_drafted, logprobs, summary)
@@ -289,6 +322,10 @@ class ScriptedBackend:
             acceptance=request.acceptance,
             error=request.script.error if has_failed else None,
         )
+
+
+def _num_shared(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _logprobs(token_id: int, num_top: int) -> TokenLogprobs:

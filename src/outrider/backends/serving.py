@@ -218,6 +218,7 @@ def summary_of(request: RequestState) -> RequestSummary:
         num_output_tokens=len(request.output_token_ids),
         acceptance=request.acceptance,
         error=request.error,
+        synthetic=request.is_synthetic,
     )
 
 

@@ -44,19 +44,10 @@ class Verdict:
 
 
 def judge(run: Run, limits: Limits | None = None) -> Verdict:
-    """Compare a run with its limits; ValueError for fewer than ten samples of memory."""
+    """Compare a run with its limits; ValueError for one to nine samples of memory, or one to four of speed."""
     limits = limits or Limits()
-    trend = metrics.fitted_trend(run.times_s, run.memory_bytes)
-    per_run = (run.times_s[-1] - run.times_s[0]) / (sum(run.memory_bytes) / len(run.memory_bytes))
-    growth, error = trend.slope * per_run, trend.standard_error * per_run
-    step = metrics.floor_rise(run.memory_bytes) / min(run.memory_bytes)
-    figures = {"memory_growth": growth, "memory_growth_error": error, "memory_step": step}
-    broken = {
-        "memory_growth": growth >= limits.max_memory_growth and growth > limits.num_standard_errors * error,
-        "memory_step": step >= limits.max_memory_growth,
-        "num_errors": run.num_errors > 0,
-        "num_empty": run.num_empty > 0,
-    }
+    figures, broken = _judge_memory(run, limits) if run.memory_bytes else ({}, {})
+    broken |= {"num_errors": run.num_errors > 0, "num_empty": run.num_empty > 0}
     if run.tokens_per_s:
         figures["speed_retention"] = metrics.retention(run.tokens_per_s)
         broken["speed_retention"] = figures["speed_retention"] < limits.min_speed_retention
@@ -65,3 +56,16 @@ def judge(run: Run, limits: Limits | None = None) -> Verdict:
         broken["acceptance_drift"] = figures["acceptance_drift"] > limits.max_acceptance_drift
     figures |= {"num_errors": run.num_errors, "num_empty": run.num_empty}
     return Verdict(figures, tuple(name for name, is_broken in broken.items() if is_broken))
+
+
+def _judge_memory(run: Run, limits: Limits) -> tuple[dict[str, float], dict[str, bool]]:
+    trend = metrics.fitted_trend(run.times_s, run.memory_bytes)
+    per_run = (run.times_s[-1] - run.times_s[0]) / (sum(run.memory_bytes) / len(run.memory_bytes))
+    growth, error = trend.slope * per_run, trend.standard_error * per_run
+    step = metrics.floor_rise(run.memory_bytes) / min(run.memory_bytes)
+    figures = {"memory_growth": growth, "memory_growth_error": error, "memory_step": step}
+    broken = {
+        "memory_growth": growth >= limits.max_memory_growth and growth > limits.num_standard_errors * error,
+        "memory_step": step >= limits.max_memory_growth,
+    }
+    return figures, broken

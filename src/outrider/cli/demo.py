@@ -33,6 +33,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Engine seed: noise of sampled runs.")] = 0,
     num_speculative_tokens: options.DraftLength = None,
     drafter: options.Drafter = "auto",
+    drafter_quantization: options.DrafterQuantization = None,
     target: options.Target = None,
     kernels: options.Kernels = "auto",
     device: options.Device = "auto",
@@ -50,7 +51,13 @@ def demo(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, ignore_eos=True
     )
     arms, llm = _load_arms(
-        target, drafter=drafter, seed=seed, draft_length=num_speculative_tokens, kernels=kernels, device=device
+        target,
+        drafter=drafter,
+        drafter_quantization=drafter_quantization,
+        seed=seed,
+        draft_length=num_speculative_tokens,
+        kernels=kernels,
+        device=device,
     )
     config = measurement.DemoConfig(
         params=params, prompts=DEMO.prompts[:prompts], num_speculative_tokens=llm.num_speculative_tokens
@@ -61,20 +68,33 @@ def demo(
     summary = measurement.summarize(rows, config)
     emit_json(summary) if as_json else show(_table(summary))
     if record is not None:
-        settings = {"kernels": llm.kernels_name, "drafter": llm.drafter_name, "seed": seed}
+        settings = {
+            "kernels": llm.kernels_name,
+            "drafter": llm.drafter_name,
+            "drafter_quantization": drafter_quantization,
+            "seed": seed,
+        }
         described = [{"name": name, "backend": "local", "target": target or "embedded", **settings} for name in arms]
         raw = [measurement.row_as_dict(row) for row in rows]
         write_record(make_record("demo", workload=DEMO, arms=described, rows=raw, summary=summary), record)
 
 
 def _load_arms(
-    target: str | None, *, drafter: str, seed: int, draft_length: int | None, kernels: str, device: str
+    target: str | None,
+    *,
+    drafter: str,
+    drafter_quantization: str | None,
+    seed: int,
+    draft_length: int | None,
+    kernels: str,
+    device: str,
 ) -> tuple[dict[str, Any], Any]:
     import outrider
 
     engine = outrider.EngineConfig(seed=seed, max_seats=1, context_length=512, num_speculative_tokens=draft_length)
     common: dict[str, Any] = {"config": engine, "device": device, "progress": progress_line}
-    llm = outrider.load(target, drafter=drafter, kernels=kernels, **common)
+    quantized: dict[str, Any] = {"drafter": drafter, "drafter_quantization": drafter_quantization}
+    llm = outrider.load(target, kernels=kernels, **quantized, **common)
     if llm.drafter_name is None:
         raise ConfigError("the demo compares with and without a drafter; give one with --drafter.")
     if llm.num_speculative_tokens == 0:

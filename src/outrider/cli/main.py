@@ -10,7 +10,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from outrider.cli import demo, doctor, generate, serve, train
+from outrider.cli import bench, demo, doctor, explain, generate, serve, train
 from outrider.environment import package_version
 from outrider.errors import OutriderError
 
@@ -38,7 +38,9 @@ def options(
 app.command()(demo.demo)
 app.command()(generate.generate)
 app.command()(doctor.doctor)
+app.command()(explain.explain)
 app.command()(serve.serve)
+app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from outrider.errors import ConfigError
 
@@ -29,6 +32,28 @@ def show(result: Any) -> None:
 def progress_line(message: str) -> None:
     """One line of progress on stderr."""
     console.print(message, highlight=False, markup=False)
+
+
+@contextmanager
+def progress_bar(num_steps: int) -> Iterator[Callable[[str], None]]:
+    """A bar on stderr that moves on with every message; the message says what is under way."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bar:
+        task, num_begun = bar.add_task("", total=num_steps), 0
+
+        def report(message: str) -> None:
+            nonlocal num_begun
+            bar.update(task, description=message, completed=num_begun)
+            num_begun += 1
+
+        yield report
+        bar.update(task, completed=num_steps)
+
+
+def new_file(option: str, path: Path | None) -> None:
+    """Refuse a record's path before work begins if it exists or cannot be written; None is no file, and fine."""
+    if path is not None and writable(option, path).exists():
+        raise ConfigError(f"{option} {path} exists, and records are never overwritten. Name a new file.")
 
 
 def writable(option: str, path: Path, *, is_directory: bool = False) -> Path:

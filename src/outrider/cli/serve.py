@@ -25,6 +25,7 @@ EMBEDDED_MODEL = "gemma-3-270m"
 def serve(
     target: options.Target = None,
     drafter: options.Drafter = "auto",
+    drafter_quantization: options.DrafterQuantization = None,
     no_drafter: options.NoDrafter = False,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
@@ -41,6 +42,8 @@ def serve(
         int | None, typer.Option(help="Most bytes of keys and values; what all seats need if left out.")
     ] = None,
     num_speculative_tokens: options.DraftLength = None,
+    synthetic_acceptance_length: options.SyntheticLength = None,
+    synthetic_acceptance_rates: options.SyntheticRates = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse to serve with a drafter that drafts poorly.")
     ] = False,
@@ -70,11 +73,21 @@ def serve(
         context_length=context_length,
         cache_bytes=cache_bytes,
         num_speculative_tokens=num_speculative_tokens,
+        synthetic_acceptance_length=synthetic_acceptance_length,
+        synthetic_acceptance_rates=options.parsed_rates(synthetic_acceptance_rates),
     )
 
     def boot(readiness: Readiness) -> None:
         wanted = None if no_drafter else drafter
-        llm = _load(target, wanted, allow_no_drafter, engine_config, kernels=kernels, device=device)
+        llm = _load(
+            target,
+            wanted,
+            allow_no_drafter,
+            engine_config,
+            kernels=kernels,
+            device=device,
+            drafter_quantization=drafter_quantization,
+        )
         _begin(readiness, llm, target, model=names[0], strict=strict, plain=allow_no_drafter or no_drafter)
 
     def announce(address: str, port: int) -> None:
@@ -92,14 +105,16 @@ def _load(
     *,
     kernels: str,
     device: str,
+    drafter_quantization: str | None = None,
 ) -> LLM:
     """The engine; without its drafter where that cannot be loaded and need not be."""
     import outrider
 
-    def load(which: str | None) -> LLM:
+    def load(which: str | None, quantization: str | None) -> LLM:
         return outrider.load(
             target,
             drafter=which,
+            drafter_quantization=quantization,
             config=config,
             kernels=kernels,
             device=device,
@@ -108,12 +123,12 @@ def _load(
         )
 
     try:
-        return load(drafter)
+        return load(drafter, drafter_quantization)
     except (DrafterMismatchError, LocateError, UnsupportedModelError, WeightsError) as error:
         if drafter is None or not allow_no_drafter:
             raise
         warnings.warn(f"serving plainly, since the drafter cannot be loaded: {error}", stacklevel=2)
-        return load(None)
+        return load(None, None)
 
 
 def _begin(readiness: Readiness, llm: LLM, target: str | None, *, model: str, strict: bool, plain: bool) -> None:

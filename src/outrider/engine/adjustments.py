@@ -62,6 +62,11 @@ class Adjustments:
         return row
 
 
+def asks_for_logits(params: SamplingParams, adjustments: Adjustments | None) -> bool:
+    """True unless a request without a grammar takes the target's best token as it is and asks no more."""
+    return not params.is_greedy or adjustments is not None or params.logprobs is not None
+
+
 def adjusted_rows(
     adjustments: Adjustments, rows: list[Tensor], output_token_ids: Sequence[int], draft_token_ids: Sequence[int]
 ) -> list[Tensor]:

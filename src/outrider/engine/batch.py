@@ -9,20 +9,30 @@ import torch
 from torch import Tensor
 
 from outrider.core import SamplingParams
-from outrider.engine.adjustments import Adjustments
+from outrider.engine.adjustments import Adjustments, asks_for_logits
 from outrider.engine.grammar import Constraint
 from outrider.engine.state import RequestState
 from outrider.models.attention import Rows
 
 
-@dataclass(frozen=True)
-class CycleBatch:
-    """Q live requests before a cycle. Tensors are on the engine's device; tuples are the host's own copy."""
+@dataclass(frozen=True, kw_only=True)
+class Anchors:
+    """Where Q requests stand before a cycle, as tensors on the engine's device: all that a greedy cycle needs to know.
+
+    A spare request has seat -1 and draft length -1: it has no row.
+    """
 
     seats: Tensor  # int64 [Q]
     anchor_token_ids: Tensor  # int64 [Q]
     anchor_positions: Tensor  # int64 [Q]
     draft_lengths: Tensor  # int64 [Q]: drafts of each request that are verified
+    planned_counts: Tensor | None = None  # int64 [Q]: drafts to keep come what may; -1 leaves it to the target
+
+
+@dataclass(frozen=True, kw_only=True)
+class CycleBatch(Anchors):
+    """Q live requests before a cycle. Tensors are on the engine's device; tuples are the host's own copy."""
+
     host_positions: tuple[int, ...]
     host_lengths: tuple[int, ...]
     params: tuple[SamplingParams, ...]
@@ -35,11 +45,13 @@ class CycleBatch:
     def of(requests: Sequence[RequestState], lengths: Sequence[int], device: torch.device) -> CycleBatch:
         """Gather the live requests, in order, with so many drafts each."""
         positions = tuple(request.anchor_position for request in requests)
+        planned = [request.planned_count for request in requests]
         return CycleBatch(
             seats=torch.tensor([request.seat for request in requests], device=device),
             anchor_token_ids=torch.tensor([request.anchor_token_id for request in requests], device=device),
             anchor_positions=torch.tensor(positions, device=device),
             draft_lengths=torch.tensor(lengths, device=device),
+            planned_counts=torch.tensor(planned, device=device) if max(planned) >= 0 else None,
             host_positions=positions,
             host_lengths=tuple(lengths),
             params=tuple(request.params for request in requests),
@@ -82,12 +94,14 @@ class CycleBatch:
         return replace(self, host_lengths=shorter, draft_lengths=torch.tensor(shorter, device=self.seats.device))
 
     @property
+    def num_rows(self) -> int:
+        """An anchor row a request, and one a draft."""
+        return len(self.host_lengths) + sum(self.host_lengths)
+
+    @property
     def needs_logits(self) -> bool:
         """False where every request takes the target's best token as it is and asks no more."""
-        return self.has_constraints or any(
-            not params.is_greedy or adjustments is not None or params.logprobs is not None
-            for params, adjustments in zip(self.params, self.adjustments, strict=True)
-        )
+        return self.has_constraints or any(map(asks_for_logits, self.params, self.adjustments))
 
 
 @dataclass(frozen=True)
@@ -100,24 +114,25 @@ class PackedRows:
     row_index: Tensor  # int64 [Q, K + 1]: where a request's row lies; its last row again past its draft length
 
 
-def pack_rows(batch: CycleBatch, draft_token_ids: Tensor, *, rows_per_pass: int | None) -> PackedRows:
-    """Lay out anchor and drafts int64 [Q, K] as rows; `rows_per_pass` pads with spare rows to a constant count."""
-    device, width = batch.seats.device, draft_token_ids.shape[1] + 1
-    owners: list[int] = []
-    slots: list[int] = []
-    row_index: list[list[int]] = []
-    for owner, length in enumerate(batch.host_lengths):
-        row_index.append([len(owners) + min(slot, length) for slot in range(width)])
-        owners += [owner] * (length + 1)
-        slots += range(length + 1)
-    num_spare = max(0, (rows_per_pass or 0) - len(owners))
-    is_live = torch.tensor([True] * len(owners) + [False] * num_spare, device=device)
-    owner_index = torch.tensor(owners + [0] * num_spare, device=device)
-    slot_index = torch.tensor(slots + [0] * num_spare, device=device)
-    blocks = torch.cat([batch.anchor_token_ids[:, None], draft_token_ids], dim=1)
-    rows = Rows(
-        token_ids=blocks[owner_index, slot_index],
-        seats=torch.where(is_live, batch.seats[owner_index], -1),
-        positions=torch.where(is_live, batch.anchor_positions[owner_index] + slot_index, 0),
+def pack_rows(anchors: Anchors, draft_token_ids: Tensor, *, num_rows: int) -> PackedRows:
+    """Lay out anchors and drafts int64 [Q, K] as so many rows, the last of them spare where there are fewer.
+
+    A function of tensors: what they hold decides no shape, and nothing is read back.
+    """
+    device, width = anchors.seats.device, draft_token_ids.shape[1] + 1
+    counts = anchors.draft_lengths + 1
+    ends = counts.cumsum(0)
+    firsts = ends - counts
+    rows = torch.arange(num_rows, device=device)
+    owners = torch.searchsorted(ends, rows, right=True)  # the first request that ends after the row
+    is_live = owners < len(ends)
+    owners = torch.where(is_live, owners, 0)
+    slots = torch.where(is_live, rows - firsts[owners], 0)
+    blocks = torch.cat([anchors.anchor_token_ids[:, None], draft_token_ids], dim=1)
+    packed = Rows(
+        token_ids=blocks[owners, slots],
+        seats=torch.where(is_live, anchors.seats[owners], -1),
+        positions=torch.where(is_live, anchors.anchor_positions[owners] + slots, 0),
     )
-    return PackedRows(rows, owner_index, slot_index, torch.tensor(row_index, device=device))
+    reach = torch.minimum(torch.arange(width, device=device), anchors.draft_lengths.clamp_min(0)[:, None])
+    return PackedRows(packed, owners, slots, (firsts[:, None] + reach).clamp_max(num_rows - 1))

@@ -67,6 +67,7 @@ def plan_pages(
     num_seats: int,
     context_length: int,
     max_rows: int,
+    max_block_rows: int | None = None,
     dtype: torch.dtype,
     budget_bytes: int | None = None,
     max_cached_bytes: int | None = None,
@@ -74,14 +75,18 @@ def plan_pages(
 ) -> CachePlan:
     """Share a budget out among the groups; ConfigError if one request of full length would not fit.
 
-    The least is one whole context and every seat's windows. What is left goes to all groups alike: to the contexts of
-    the other seats where layers see everything, to two kept windows a seat where they do not. Without a budget it is
-    just that much; a larger one keeps more. `max_cached_bytes` bounds what is kept for later prompts; 0 keeps nothing.
+    A pass has at most `max_rows` rows of the request whose prompt it runs, one at a time, and `max_block_rows` of any
+    other; None is as many. The least is one whole context and every seat's windows. What is left goes to all groups
+    alike: to the contexts of the other seats where layers see everything, to two kept windows a seat where they do not.
+    Without a budget it is just that much; a larger one keeps more. `max_cached_bytes` bounds what is kept for later
+    prompts; 0 keeps nothing.
     """
     demands = [
         demand
         for owner, layers in (("target", target_layers), ("drafter", drafter_layers))
-        for demand in _demands(owner, layers, num_seats, context_length, max_rows, dtype, page_size)
+        for demand in _demands(
+            owner, layers, num_seats, context_length, (max_rows, max_block_rows or max_rows), dtype, page_size
+        )
     ]
     least_bytes = sum(demand.page_bytes * demand.num_least for demand in demands)
     wished_bytes = sum(demand.page_bytes * demand.num_wished for demand in demands)
@@ -127,11 +132,11 @@ def _demands(
     layers: Sequence[LayerSpec],
     num_seats: int,
     context_length: int,
-    max_rows: int,
+    rows: tuple[int, int],
     dtype: torch.dtype,
     page_size: int,
 ) -> list[_Demand]:
-    """One a group of a model's layers."""
+    """One a group of a model's layers; `rows` of a prompt's pass and of a cycle."""
     context_pages, demands = -(-context_length // page_size), []
     for window in windows_of(layers):
         page_bytes = page_size * _position_bytes(layers, window, dtype)
@@ -139,9 +144,9 @@ def _demands(
             width, num_least, num_wished = context_pages, context_pages, (num_seats - 1) * context_pages
         else:
             # One page more than a window and a pass fill, since neither needs to start at a border.
-            width = min(context_pages, -(-(window + max_rows) // page_size) + 1)
+            width, block_width = (min(context_pages, -(-(window + each) // page_size) + 1) for each in rows)
             num_kept = min(context_pages, -(-(window + WINDOW_SLACK_TOKENS) // page_size))
-            num_least, num_wished = num_seats * width, 2 * num_seats * num_kept
+            num_least, num_wished = width + (num_seats - 1) * block_width, 2 * num_seats * num_kept
         demands.append(_Demand(owner, window, page_bytes, width, num_least, num_wished))
     return demands
 

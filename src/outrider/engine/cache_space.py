@@ -32,6 +32,14 @@ class CacheSpace(Protocol):
         """Make the `num_rows` positions after the first `num_committed` writable; False if there is no room."""
         ...
 
+    def reserve_ahead(self, seat: int, *, num_committed: int, num_rows: int) -> None:
+        """Do now, if there is room, what `reserve` would else do when a device waits for it."""
+        ...
+
+    def flush(self) -> None:
+        """Let passes that are launched from now on see what was reserved and released."""
+        ...
+
     def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
         """Let later texts share the seat's first positions, which hold `token_ids`; after each pass of a prompt.
 
@@ -70,6 +78,12 @@ class SeatSpace:
         """Always room for a whole context."""
         return seat in self._taken and num_committed + num_rows <= self.max_positions
 
+    def reserve_ahead(self, seat: int, *, num_committed: int, num_rows: int) -> None:
+        """Nothing is ever missing."""
+
+    def flush(self) -> None:
+        """Every seat always has its page."""
+
     def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
         """Nothing is shared."""
 
@@ -103,8 +117,18 @@ class PagedSpace:
         return None
 
     def reserve(self, seat: int, *, num_committed: int, num_rows: int) -> bool:
-        """Take the pages that are missing; windows give up those that nobody will see again."""
-        return self.kv_cache.reserve(seat, num_committed=num_committed, num_rows=num_rows)
+        """Take the pages that are missing; windows then give up those that nobody will see again."""
+        is_reserved = self.kv_cache.is_reserved(seat, num_committed=num_committed, num_rows=num_rows)
+        return is_reserved or self.kv_cache.reserve(seat, num_committed=num_committed, num_rows=num_rows)
+
+    def reserve_ahead(self, seat: int, *, num_committed: int, num_rows: int) -> None:
+        """Most cycles stay in pages that the seat has."""
+        if num_committed + num_rows <= self.max_positions:
+            self.reserve(seat, num_committed=num_committed, num_rows=num_rows)
+
+    def flush(self) -> None:
+        """Copy page tables to a device that has its own."""
+        self.kv_cache.flush()
 
     def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
         """Whole pages only."""

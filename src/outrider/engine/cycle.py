@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from outrider.core import TokenLogprobs
 from outrider.engine.adjustments import adjusted_rows
-from outrider.engine.batch import CycleBatch, pack_rows
+from outrider.engine.batch import Anchors, CycleBatch, pack_rows
 from outrider.engine.logprobs import raw_logprobs
 from outrider.engine.proposer import Proposer
 from outrider.engine.rejection import ACCEPTANCE_RULES, DraftBlock, Verdict, accept_matching, point_mass_block
@@ -27,6 +28,17 @@ class Judged(NamedTuple):
     logprobs: list[tuple[TokenLogprobs, ...]]  # of accepted drafts and the target's token; empty if not asked for
 
 
+class Decided(NamedTuple):
+    """What a cycle decided for each of its requests, on the host."""
+
+    num_accepted_tokens: list[int]
+    target_token_ids: list[int]
+    is_finite: list[bool]
+    draft_token_ids: list[list[int]]  # K a request, of which the first accepted ones are text
+    draft_lengths: Sequence[int]
+    logprobs: Sequence[tuple[TokenLogprobs, ...]]
+
+
 @dataclass(frozen=True)
 class CycleResult:
     """What a cycle decided."""
@@ -34,6 +46,12 @@ class CycleResult:
     batch: CycleBatch  # with the drafts that were verified
     draft: DraftBlock
     judged: Judged
+
+    def read(self) -> Decided:
+        """The one read-back of a cycle."""
+        (num_accepted, targets), is_finite, logprobs = self.judged
+        drafts, lengths = self.draft.token_ids.tolist(), self.batch.host_lengths
+        return Decided(num_accepted.tolist(), targets.tolist(), is_finite.tolist(), drafts, lengths, logprobs)
 
 
 def run_cycle(
@@ -53,15 +71,50 @@ def run_cycle(
     else:
         draft = point_mass_block(batch.seats.new_empty(len(batch.seats), 0), target.dtype)
 
-    packed = pack_rows(batch, draft.token_ids, rows_per_pass=rows_per_pass)
+    def judge(hidden: Tensor, row_index: Tensor) -> Judged:
+        return accept(batch, draft, target, hidden, row_index, acceptance=acceptance)
+
+    num_rows = max(batch.num_rows, rows_per_pass or 0)
+    judged = verify(batch, draft.token_ids, judge, num_rows=num_rows, target=target, caches=caches, proposer=proposer)
+    return CycleResult(batch, draft, judged)
+
+
+def verify(
+    anchors: Anchors,
+    draft_token_ids: Tensor,
+    judge: Callable[[Tensor, Tensor], Judged],
+    *,
+    num_rows: int,
+    target: GemmaTarget,
+    caches: LayerCaches,
+    proposer: Proposer | None,
+) -> Judged:
+    """The target over anchors and drafts int64 [Q, K] in so many rows, a verdict on them, and what became text kept.
+
+    `judge` gets hidden states [R, N] and where a request's rows lie, int64 [Q, K + 1]. With a judge that is a function
+    of tensors (`accept_best`), this is one.
+    """
+    packed = pack_rows(anchors, draft_token_ids, num_rows=num_rows)
     output = target.forward(packed.rows, caches, tap_layers=proposer.tap_layers if proposer else ())
 
-    judged = accept(batch, draft, target, output.hidden, packed.row_index, acceptance=acceptance)
+    judged = judge(output.hidden, packed.row_index)
 
     if proposer is not None and output.taps is not None:
         became_text = packed.slots <= judged.verdict.num_accepted_tokens[packed.owners]
         proposer.commit(output.taps, torch.where(became_text, packed.rows.seats, -1), packed.rows.positions)
-    return CycleResult(batch, draft, judged)
+    return judged
+
+
+def accept_best(
+    anchors: Anchors, draft_token_ids: Tensor, target: GemmaTarget, hidden: Tensor, row_index: Tensor
+) -> Judged:
+    """Judge drafts int64 [Q, K] of plain greedy requests: the best ids are enough, and no logits are kept."""
+    best_values, best_ids = target.best(hidden)
+    verdict = accept_matching(
+        draft_token_ids, best_ids[row_index], anchors.draft_lengths, planned_counts=anchors.planned_counts
+    )
+    is_finite = torch.isfinite(best_values[row_index]).all(dim=1)  # a NaN in a row is its best value
+    return Judged(verdict, is_finite, [()] * len(anchors.seats))
 
 
 def accept(
@@ -78,10 +131,7 @@ def accept(
     row_index int64 [Q, K + 1] finds a request's rows. Plain greedy requests alone need no logits, only the best ids.
     """
     if not batch.needs_logits:
-        best_values, best_ids = target.best(hidden)
-        verdict = accept_matching(draft.token_ids, best_ids[row_index], batch.draft_lengths)
-        is_finite = torch.isfinite(best_values[row_index]).all(dim=1)  # a NaN in a row is its best value
-        return Judged(verdict, is_finite, [()] * len(batch.params))
+        return accept_best(batch, draft.token_ids, target, hidden, row_index)
     logits = target.logits(hidden)
     is_finite = torch.isfinite(logits.amax(dim=-1)[row_index]).all(dim=1)
     raw_rows = [[logits[row] for row in index] for index in row_index.tolist()]  # views, no copies
@@ -92,7 +142,7 @@ def accept(
             chosen[request] = torch.stack([row.argmax() for row in rows[request]])
         elif params.seed is not None:
             chosen[request] = match_choices(batch, request, rows[request])
-    verdict = accept_matching(draft.token_ids, chosen, batch.draft_lengths)
+    verdict = accept_matching(draft.token_ids, chosen, batch.draft_lengths, planned_counts=batch.planned_counts)
     for request, params in enumerate(batch.params):
         if not params.is_greedy and params.seed is None:
             num_accepted, token_id = reject_or_keep(batch, request, draft, rows[request], acceptance)

@@ -1,4 +1,8 @@
-"""The engine: requests in, chunks out. A step is a cycle of all that run and a piece of one prompt."""
+"""The engine: requests in, chunks out. A step is a cycle of all that run and a piece of one prompt.
+
+On CUDA a cycle of plain greedy requests is launched in one step and its tokens are taken in the next: text is spelled,
+prefixes are published and callers are served while the device works.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,29 @@ from outrider.core import Chunk, SamplingParams
 from outrider.engine.adjustments import make_adjustments
 from outrider.engine.batch import CycleBatch
 from outrider.engine.cache_space import CacheSpace, SeatSpace
-from outrider.engine.cycle import CycleResult, run_cycle
+from outrider.engine.cycle import Decided, run_cycle
 from outrider.engine.draft_length import plan_draft_lengths
 from outrider.engine.grammar import make_constraint
+from outrider.engine.graphs import DeviceCycle
 from outrider.engine.prefill import first_token, num_chunk_rows, prefill_chunk
-from outrider.engine.proposer import Proposer
+from outrider.engine.proposer import Proposer, is_replayable
 from outrider.engine.rejection import ACCEPTANCE_RULES
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.state import NOT_FINITE, RequestState
+from outrider.engine.synthetic import check_synthetic, kept_counts, synthetic_rates
 from outrider.errors import ConfigError, DrafterFault, RequestError
 from outrider.models.attention import GivenRows, LayerCaches
 from outrider.models.gemma import GemmaTarget
 from outrider.models.multimodal import PromptRows, refuse_placeholders
 from outrider.tokenizer import IncrementalDecoder, Tokenizer
 
+DEFAULT_ROWS = 64  # of prompts a step
+MAX_BLOCK_ROWS = 64  # of one request in a cycle: what windows keep room for beside a prompt's rows
+
 logger = logging.getLogger(__name__)
+
+Taken = tuple[RequestState, Chunk]
+"""What a request took from a cycle; the chunk has no text yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,23 +55,33 @@ class EngineConfig:
     """Draft length; None takes the drafter's own, 0 decodes plainly."""
     seed: int = 0
     """Noise of sampled requests that bring no seed of their own derives from it."""
-    prefill_rows: int = 64
-    """Prompt tokens a pass, and a step: those that run wait no longer than that for a prompt."""
+    prefill_rows: int | None = None
+    """Prompt tokens a pass, and a step: those that run wait no longer than that for a prompt. None is DEFAULT_ROWS, or
+    on CUDA with row-invariant kernels more (`backends/local.py`)."""
     row_budget: int = 64
     """Rows of a cycle, anchors included: with many requests running, each has fewer drafts verified, down to none."""
     max_waiting: int = 256
     """Requests that may wait for a seat when the engine serves; more are told to come back later."""
     cache_bytes: int | None = None
     """Most bytes of keys and values, the drafter's and cached prefixes included; None is enough for all seats."""
+    page_size: int | None = None
+    """Positions a page of the caches; prefixes are found in whole pages. None is PAGE_SIZE, or on CUDA more."""
     rows_per_pass: int | None = None
     """Pad every pass to this many rows, so that a row is always computed in the same shape (CUDA, design §4.2)."""
     acceptance: str = "rejection"
     """Rule for drafts of sampled requests without a seed: "rejection", or "block" (block verification)."""
+    cuda_graphs: bool = True
+    """On CUDA, replay captured cycles of plain greedy requests; without, each of their kernels is launched anew."""
+    synthetic_acceptance_length: float | None = None
+    """For timing: cycles are worth so many tokens on average, 1 to draft length + 1. The text is not the target's."""
+    synthetic_acceptance_rates: tuple[float, ...] | None = None
+    """For timing: the share of cycles that keep draft i, for each of a draft's tokens; it never rises."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that no request fits in."""
-        lows = {"context_length": 2, "max_seats": 1, "prefill_rows": 1, "row_budget": 1, "max_waiting": 0}
-        optional = {"num_speculative_tokens": 0, "rows_per_pass": 1, "cache_bytes": 1}
+        lows = {"context_length": 2, "max_seats": 1, "row_budget": 1, "max_waiting": 0}
+        sizes = ("prefill_rows", "page_size", "rows_per_pass", "cache_bytes")
+        optional = {"num_speculative_tokens": 0, **dict.fromkeys(sizes, 1)}
         for name, low in (lows | optional).items():
             value, may_be_none = getattr(self, name), name in optional
             if (value is None and may_be_none) or (type(value) is int and value >= low):
@@ -70,11 +92,24 @@ class EngineConfig:
             raise ConfigError(f"seed={self.seed!r} is not a whole number.")
         if self.acceptance not in tuple(ACCEPTANCE_RULES):
             raise ConfigError(f"acceptance={self.acceptance!r} is not known. Use one of {', '.join(ACCEPTANCE_RULES)}.")
+        if type(self.cuda_graphs) is not bool:
+            raise ConfigError(f"cuda_graphs={self.cuda_graphs!r} is neither True nor False.")
+        check_synthetic(self.synthetic_acceptance_length, self.synthetic_acceptance_rates)
+
+    @property
+    def rows_per_step(self) -> int:
+        """Most rows of prompts a step."""
+        return DEFAULT_ROWS if self.prefill_rows is None else self.prefill_rows
 
     @property
     def max_rows(self) -> int:
         """Most rows one request has in one pass."""
-        return max(self.prefill_rows, self.rows_per_pass or 0)
+        return max(self.rows_per_step, self.rows_per_pass or 0)
+
+    @property
+    def max_block_rows(self) -> int:
+        """Most rows one request has in a cycle, anchor included; only one at a time has a prompt's."""
+        return min(self.max_rows, MAX_BLOCK_ROWS)
 
 
 @dataclass
@@ -93,6 +128,10 @@ class Engine:
     num_added: int = 0
     drafter_fault: str | None = None
     """Why drafting was given up; the engine decodes plainly from then on."""
+    device_cycle: DeviceCycle | None = field(init=False, default=None)
+    """Runs cycles of plain greedy requests on CUDA."""
+    _under_way: list[RequestState] = field(init=False, default_factory=list)  # of the device's cycle
+    _synthetic_rates: tuple[float, ...] | None = field(init=False, default=None)
 
     def __post_init__(self, space: CacheSpace | None) -> None:
         """Check what only engine and proposer together can get wrong."""
@@ -105,15 +144,55 @@ class Engine:
             raise ConfigError(
                 f"num_speculative_tokens={asked}, but drafter {self.proposer.name} drafts at most {limit}. Lower it."
             )
-        if self.proposer is not None and limit + 1 > self.config.max_rows:
+        if self.proposer is not None and limit + 1 > self.config.max_block_rows:
             raise ConfigError(
-                f"prefill_rows={self.config.prefill_rows}, but a block of {self.proposer.name} has {limit + 1} rows, "
-                "and windows keep room for prefill_rows only. Raise it."
+                f"prefill_rows={self.config.rows_per_step}, but a block of {self.proposer.name} has {limit + 1} rows, "
+                f"and windows keep room for {self.config.max_block_rows} only. Raise it."
             )
         if self.config.rows_per_pass is not None and self.config.max_seats != 1:
             raise ConfigError("rows_per_pass needs max_seats=1: constant shapes are exact for one request at a time.")
         if self.config.rows_per_pass is not None and limit + 1 > self.config.rows_per_pass:
             raise ConfigError(f"rows_per_pass={self.config.rows_per_pass} is less than a block of {limit + 1} rows.")
+        if self.proposer is not None:
+            self._synthetic_rates = synthetic_rates(
+                self.config.synthetic_acceptance_length,
+                self.config.synthetic_acceptance_rates,
+                draft_length=self.default_draft_length,
+            )
+        if self.config.cuda_graphs and self.target.device.type == "cuda":
+            self.use_device_cycle()
+
+    def use_proposer(self, proposer: Proposer | None) -> None:
+        """Draft with another proposer, or with none, from the next cycle on."""
+        self.proposer = proposer
+        if self.device_cycle is not None:
+            self.use_device_cycle()
+
+    def use_device_cycle(self) -> None:
+        """Run cycles of plain greedy requests as functions of tensors, if the proposer's drafts are one."""
+        self.device_cycle = None
+        if not is_replayable(self.proposer):
+            return
+        self.device_cycle = DeviceCycle(
+            self.target,
+            self.caches,
+            self.proposer,
+            max_seats=self.config.max_seats,
+            rows_per_pass=self.config.rows_per_pass,
+            default_draft_length=self.default_draft_length,
+        )
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Capture cycles before the first request; nothing where none are captured."""
+        if self.device_cycle is None:
+            return
+        most = self.config.max_seats * (self.default_draft_length + 1)
+        try:
+            self.device_cycle.warm_up(max(self.config.max_seats, min(most, self.config.row_budget)))
+        except DrafterFault as fault:
+            self._give_up_drafting(fault)
+            self.warm_up()
 
     def add(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, *, boundaries: Sequence[int] = ()
@@ -182,6 +261,7 @@ class Engine:
                 device=self.target.device,
             ),
             constraint=make_constraint(params, self.tokenizer, self.target.config.vocab_size, stop_token_ids),
+            planned_counts=self._planned_counts(params, noise_seed, len(prompt), num_tokens_left),
         )
         self.num_added += 1
         return request
@@ -213,6 +293,18 @@ class Engine:
 
     def _derived_seed(self) -> int:
         return random.Random(f"{self.config.seed}/{self.num_added}").getrandbits(63)
+
+    def _planned_counts(
+        self, params: SamplingParams, seed: int, first_position: int, num_positions: int
+    ) -> Sequence[int]:
+        """Drafts to keep after each token that a request may write; none where acceptance is real."""
+        if self._synthetic_rates is None or params.num_speculative_tokens == 0:
+            return ()
+        if not params.is_greedy:
+            raise RequestError(
+                f"temperature={params.temperature}, but synthetic acceptance is for greedy requests. Set it to 0."
+            )
+        return kept_counts(self._synthetic_rates, seed=seed, first_position=first_position, num_positions=num_positions)
 
     @property
     def default_draft_length(self) -> int:
@@ -247,39 +339,59 @@ class Engine:
         if not self.has_work:
             return []
         with self.target.kernels.own_threads():
-            return [*self._decode(), *self._prefill()]
+            taken = [*self._collect(), *self._decode()]
+            return [*(self._told(request, chunk) for request, chunk in taken), *self._prefill()]
+
+    @torch.inference_mode()
+    def prefill(self) -> list[Chunk]:
+        """The second half of a step alone: prompts advance and nobody decodes, so that cycles can be timed apart."""
+        with self.target.kernels.own_threads():
+            return self._prefill()
 
     def abort(self, request: RequestState) -> None:
         """Drop a request wherever it is, between steps; its seat and pages are free at once."""
         request.finish_reason = "abort"
         self.scheduler.remove(request)
 
-    def _decode(self) -> list[Chunk]:
+    def _collect(self) -> list[Taken]:
+        """What the cycle has decided that the last step left to the device."""
+        requests, self._under_way = self._under_way, []
+        if not requests or self.device_cycle is None:
+            return []
+        return self._take(requests, self.device_cycle.wait())
+
+    def _decode(self) -> list[Taken]:
         requests, lengths = self._plan_cycle()
         if not requests:
             return []
+        self.scheduler.space.flush()
         try:
             return self._run_cycle(requests, lengths)
         except DrafterFault as fault:
             self._give_up_drafting(fault)
             return self._run_cycle(requests, [0] * len(requests))
 
-    def _run_cycle(self, requests: Sequence[RequestState], lengths: Sequence[int]) -> list[Chunk]:
-        batch = CycleBatch.of(requests, lengths, self.target.device)
+    def _run_cycle(self, requests: list[RequestState], lengths: Sequence[int]) -> list[Taken]:
+        """One cycle, here and now; or under way on the device, and nothing taken yet."""
+        if self.device_cycle is not None and not any(request.needs_logits for request in requests):
+            self.device_cycle.launch(requests, lengths)
+            self._under_way = requests
+            return []
         result = run_cycle(
-            batch,
+            CycleBatch.of(requests, lengths, self.target.device),
             target=self.target,
             caches=self.caches,
             proposer=self.proposer,
             rows_per_pass=self.config.rows_per_pass,
             acceptance=self.config.acceptance,
         )
-        return self._emit(requests, result.batch, result)
+        return self._take(requests, result.read())
 
     def _give_up_drafting(self, fault: DrafterFault) -> None:
         """Plain decoding from here on. What the failed pass wrote is written again by the next one."""
         logger.exception("Decoding goes on without drafts.")
-        self.proposer, self.drafter_fault = None, str(fault)
+        self.drafter_fault = str(fault)
+        self.use_proposer(None)
 
     def _plan_cycle(self) -> tuple[list[RequestState], list[int]]:
         """Who takes part, oldest first, and with how many drafts; whoever finds no room has lost its seat."""
@@ -292,35 +404,48 @@ class Engine:
         seated = [(request, n) for request, n in zip(running, lengths, strict=True) if request.seat >= 0]
         return [request for request, _ in seated], [length for _, length in seated]
 
-    def _emit(self, requests: Sequence[RequestState], batch: CycleBatch, result: CycleResult) -> list[Chunk]:
-        """The one read-back of a cycle: tokens to requests, in order."""
-        verdict, is_finite, logprobs = result.judged
-        num_accepted = verdict.num_accepted_tokens.tolist()
-        targets, drafts, finite = verdict.target_token_ids.tolist(), result.draft.token_ids.tolist(), is_finite.tolist()
-        chunks = []
-        for i, request in enumerate(requests):
-            if not finite[i]:
-                chunks.append(self._fail(request))
+    def _take(self, requests: Sequence[RequestState], decided: Decided) -> list[Taken]:
+        """Tokens to requests, in order; whoever is done leaves. The telling can wait for the next cycle's launch."""
+        taken = []
+        for request, accepted, target_id, is_finite, drafts, drafted, logprobs in zip(requests, *decided, strict=True):
+            if request.finish_reason is not None:
+                continue  # aborted while the device was at work
+            if not is_finite:
+                taken.append((request, self._fail(request)))
                 continue
-            accepted, drafted = num_accepted[i], batch.host_lengths[i]
             if accepted < 0:
-                chunks.append(self._fail(request, "a cycle brought no token"))
+                taken.append((request, self._fail(request, "a cycle brought no token")))
                 continue
             if drafted > 0:
                 request.acceptance.record_cycle(draft_length=drafted, num_accepted_tokens=accepted)
-            tokens = [*drafts[i][:accepted], targets[i]]
-            chunk = request.append(tokens, num_accepted_tokens=accepted, num_draft_tokens=drafted, logprobs=logprobs[i])
-            chunks.append(chunk)
+            chunk = request.take(
+                [*drafts[:accepted], target_id],
+                num_accepted_tokens=accepted,
+                num_draft_tokens=drafted,
+                logprobs=logprobs,
+            )
+            if chunk.finish_reason is not None:
+                self._settle(request)
+            taken.append((request, chunk))
+        return taken
+
+    def _told(self, request: RequestState, chunk: Chunk) -> Chunk:
+        """The chunk with its text; what its cycle committed can be shared, before a window gives it up."""
+        if request.finish_reason is None and request.seat >= 0:
             self._settle(request)
-        return chunks
+            if self._under_way:  # for the cycle under way and the one after it
+                num_rows = min(2 * (request.draft_length + 1), self.config.max_block_rows)
+                num_committed = request.anchor_position
+                self.scheduler.space.reserve_ahead(request.seat, num_committed=num_committed, num_rows=num_rows)
+        return request.spell(chunk)
 
     def _prefill(self) -> list[Chunk]:
         """Pieces of prompts in order of arrival, until one does not fit into what is left of `prefill_rows`."""
-        chunks, rows_left = [], self.config.prefill_rows
-        rows_per_chunk = self.config.rows_per_pass or self.config.prefill_rows
+        chunks, rows_left = [], self.config.rows_per_step
+        rows_per_chunk = self.config.rows_per_pass or self.config.rows_per_step
         while (request := self.scheduler.next_to_prefill()) is not None:
             num_rows = num_chunk_rows(request, rows_per_chunk)
-            is_first = rows_left == self.config.prefill_rows
+            is_first = rows_left == self.config.rows_per_step
             if num_rows > rows_left and not is_first:
                 break
             if not self.scheduler.make_room(request, num_committed=request.num_computed_tokens, num_rows=num_rows):
@@ -352,6 +477,7 @@ class Engine:
         return [chunk]
 
     def _prefill_rows(self, request: RequestState, num_rows: int) -> Tensor:
+        self.scheduler.space.flush()
         return prefill_chunk(
             request,
             num_rows,

@@ -24,12 +24,44 @@ from outrider.models.config import LayerSpec
 KEY_BYTES = 16
 
 
+class PageTable:
+    """A page table int32 [S, W], -1 where a seat has no page: the host writes it, a device reads its own copy.
+
+    On a CPU both are one. On CUDA an entry of its own would cost a launch, so that all are copied before a pass.
+    """
+
+    def __init__(self, num_seats: int, width: int, device: torch.device | str) -> None:
+        self.tensor = torch.full((num_seats, width), -1, dtype=torch.int32, device=device)
+        self._is_cuda, self._is_stale = self.tensor.is_cuda, False
+        self._host = torch.full_like(self.tensor, -1, device="cpu").pin_memory() if self._is_cuda else self.tensor
+        self._entries = self._host.numpy()
+        self._copied = torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
+
+    def set(self, seat: int, column: int | slice, page: int) -> None:
+        """Change entries; a device sees it from the next pass after `flush` on."""
+        if self._copied is not None and not self._is_stale:
+            self._copied.synchronize()  # the last copy may still be waiting for its turn
+            self._is_stale = True
+        self._entries[seat, column] = page
+
+    def clear(self, seat: int) -> None:
+        """A seat without pages."""
+        self.set(seat, slice(None), -1)
+
+    def flush(self) -> None:
+        """Let passes launched from now on see what was set."""
+        if self._copied is not None and self._is_stale:
+            self.tensor.copy_(self._host, non_blocking=True)
+            self._copied.record(torch.cuda.current_stream(self.tensor.device))
+            self._is_stale = False
+
+
 @dataclass
 class PageGroup:
     """A pool, its page table, and each seat's pages by logical page (position // page size)."""
 
     plan: GroupPlan
-    table: Tensor  # int32 [S, W], -1 where a seat has no page
+    page_table: PageTable
     pool: PagePool
     pages: list[dict[int, int]]
     named: list[set[int]] = field(init=False)
@@ -39,6 +71,11 @@ class PageGroup:
         """Nothing is findable yet."""
         self.named = [set() for _ in self.pages]
 
+    @property
+    def table(self) -> Tensor:
+        """What passes read, int32 [S, W]."""
+        return self.page_table.tensor
+
     def first_visible(self, position: int, page_size: int) -> int:
         """First logical page that the row at `position` may see; a drafter's windows reach one further than a row's."""
         return 0 if self.plan.window is None else max(0, position - self.plan.window) // page_size
@@ -46,11 +83,11 @@ class PageGroup:
     def map(self, seat: int, logical: int, page: int) -> None:
         """Give a seat a page it holds already."""
         self.pages[seat][logical] = page
-        self.table[seat, logical % self.plan.width] = page
+        self.page_table.set(seat, logical % self.plan.width, page)
 
     def drop(self, seat: int, logical: int) -> None:
         """Take a seat's page away."""
-        self.table[seat, logical % self.plan.width] = -1
+        self.page_table.set(seat, logical % self.plan.width, -1)
         self.pool.let_go(self.pages[seat].pop(logical))
 
     def is_kept(self, logical: int, boundaries: Sequence[int], page_size: int) -> bool:
@@ -67,7 +104,7 @@ class PageGroup:
         would leave no room for anything else.
         """
         held, named = self.pages[seat], self.named[seat]
-        for logical in range(num_known, len(keys)) if self.plan.window is None else sorted(held):
+        for logical in range(num_known, len(keys)) if self.plan.window is None else sorted(held.keys() - named):
             if logical < len(keys) and self.is_kept(logical, boundaries, size):
                 is_new = self.pool.name(held[logical], keys[logical])
                 if is_new and self.plan.window is not None:
@@ -99,10 +136,12 @@ class KvCache:
     drafter_caches: LayerCaches
     groups: list[PageGroup]
     page_keys: list[list[bytes]] = field(init=False)  # of each seat's whole pages, as far as it was published
+    _writable: list[range] = field(init=False)  # positions of each seat, as far as `reserve` said so last
 
     def __post_init__(self) -> None:
         """All seats are empty."""
         self.page_keys = [[] for _ in range(self.plan.num_seats)]
+        self._writable = [range(0)] * self.plan.num_seats
 
     @staticmethod
     def allocate(
@@ -155,8 +194,9 @@ class KvCache:
         written = range(num_committed // size, (num_committed + num_rows - 1) // size + 1)
         for group in self.groups:
             first = group.first_visible(num_committed, size)
-            for logical in [logical for logical in group.pages[seat] if logical < first]:
-                group.drop(seat, logical)
+            if first > 0:
+                for logical in [logical for logical in group.pages[seat] if logical < first]:
+                    group.drop(seat, logical)
             assert written.stop - first <= group.plan.width, f"{num_rows} rows are more than a ring has room for"
         missing = [[logical for logical in written if logical not in group.pages[seat]] for group in self.groups]
         if any(len(pages) > group.pool.num_free for group, pages in zip(self.groups, missing, strict=True)):
@@ -167,15 +207,28 @@ class KvCache:
             assert all(group.pool.is_writable(group.pages[seat][logical]) for logical in written), (
                 f"seat {seat} would write into a page that others may read"
             )
+        self._writable[seat] = range(num_committed, written.stop * size)
         return True
+
+    def is_reserved(self, seat: int, *, num_committed: int, num_rows: int) -> bool:
+        """True if the positions that `reserve` would make writable are; nothing is given up."""
+        writable = self._writable[seat]
+        return writable.start <= num_committed and num_committed + num_rows <= writable.stop
+
+    def flush(self) -> None:
+        """Let passes see the pages that seats have now; before each pass."""
+        for group in self.groups:
+            group.page_table.flush()
 
     def release(self, seat: int) -> None:
         """Empty a seat. Its published pages stay findable until their memory is needed, the beginning longest."""
         for group in self.groups:
-            for logical in sorted(group.pages[seat], reverse=True):
-                group.drop(seat, logical)
+            for _, page in sorted(group.pages[seat].items(), reverse=True):
+                group.pool.let_go(page)
+            group.pages[seat].clear()
+            group.page_table.clear(seat)
             group.named[seat].clear()
-        self.page_keys[seat] = []
+        self.page_keys[seat], self._writable[seat] = [], range(0)
 
     def match_prefix(self, token_ids: Sequence[int], *, salt: bytes = b"") -> int:
         """Tokens at the beginning of a prompt whose rows need not be run: whole pages, and never all of the prompt.
@@ -211,6 +264,8 @@ class KvCache:
         num_known = len(keys)
         _extended(keys, token_ids, len(token_ids) // size, size, salt)
         if len(keys) > num_known:
+            writable = self._writable[seat]
+            self._writable[seat] = range(max(writable.start, len(keys) * size), writable.stop)
             for group in self.groups:
                 group.publish(seat, keys, num_known, boundaries, size)
 
@@ -247,9 +302,8 @@ def _extended(keys: list[bytes], token_ids: Sequence[int], num_pages: int, page_
 
 
 def _empty_group(plan: GroupPlan, num_seats: int, device: torch.device | str) -> PageGroup:
-    table = torch.full((num_seats, plan.width), -1, dtype=torch.int32, device=device)
     pool = PagePool(plan.num_pages, max_cached_pages=plan.max_cached_pages)
-    return PageGroup(plan, table, pool, [{} for _ in range(num_seats)])
+    return PageGroup(plan, PageTable(num_seats, plan.width, device), pool, [{} for _ in range(num_seats)])
 
 
 def _layer_caches(

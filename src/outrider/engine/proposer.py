@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from outrider.core import SamplingParams
-from outrider.engine.batch import CycleBatch
+from outrider.engine.batch import Anchors, CycleBatch
 from outrider.engine.grammar import LegalDrafts
 from outrider.engine.rejection import DraftBlock, point_mass_block
 from outrider.engine.sampling import NoisePurpose, draw, filtered_probs, gumbel_noise_of, uniforms
 from outrider.errors import DrafterFault
 from outrider.models.attention import LayerCaches
 from outrider.models.dflash import DFlashDrafter
+from outrider.models.draft_layers import BlockRows
 from outrider.models.dspark import BlockWalk
 
 MAX_CANDIDATES = 256  # drafts are drawn from, and stored as, the likeliest ids (design §4.3)
@@ -37,6 +38,18 @@ class Proposer(Protocol):
         ...
 
 
+@runtime_checkable
+class GreedyProposer(Protocol):
+    """A proposer whose greedy drafts are a function of tensors, which a device can replay without the host."""
+
+    def propose_greedily(self, anchors: Anchors, draft_length: int) -> DraftBlock:
+        """The drafts that `propose` gives to greedy requests without a grammar; data decides no shape.
+
+        A spare request (seat -1) gets drafts that nobody reads.
+        """
+        ...
+
+
 class FencedProposer:
     """Any proposer; whatever it raises becomes a DrafterFault, which costs the engine its drafts and no request."""
 
@@ -49,6 +62,14 @@ class FencedProposer:
         """As the proposer inside."""
         try:
             return self.inner.propose(batch, draft_length)
+        except Exception as error:
+            raise DrafterFault(f"drafter {self.name} failed to draft: {error!r}") from error
+
+    def propose_greedily(self, anchors: Anchors, draft_length: int) -> DraftBlock:
+        """As the proposer inside, which must be a GreedyProposer."""
+        assert isinstance(self.inner, GreedyProposer)
+        try:
+            return self.inner.propose_greedily(anchors, draft_length)
         except Exception as error:
             raise DrafterFault(f"drafter {self.name} failed to draft: {error!r}") from error
 
@@ -72,28 +93,43 @@ class DFlashProposer:
 
     def propose(self, batch: CycleBatch, draft_length: int) -> DraftBlock:
         """One block pass, and where a slot's draft needs the one before it, or a draw, a walk over its slots."""
-        block = self.drafter.block(
-            batch.anchor_token_ids,
-            batch.seats,
-            batch.anchor_positions,
+        if all(params.is_greedy for params in batch.params) and not batch.has_constraints:
+            return self.propose_greedily(batch, draft_length)
+        block = self._block(batch, draft_length)
+        return walked(batch, self.drafter.walk(block, self.caches, num_candidates=MAX_CANDIDATES))
+
+    def propose_greedily(self, anchors: Anchors, draft_length: int) -> DraftBlock:
+        """The likeliest draft of every slot, given the one before it where the drafter has heads."""
+        block = self._block(anchors, draft_length)
+        if self.drafter.has_heads:
+            walk = self.drafter.walk(block, self.caches, num_candidates=MAX_CANDIDATES)
+            return walked_greedily(anchors, walk)
+        draft_ids, table = self.drafter.best(block, self.caches), self.drafter.draft_to_target
+        return point_mass_block(draft_ids if table is None else table[draft_ids], self.drafter.target.dtype)
+
+    def _block(self, anchors: Anchors, draft_length: int) -> BlockRows:
+        return self.drafter.block(
+            anchors.anchor_token_ids,
+            anchors.seats,
+            anchors.anchor_positions,
             num_drafts=draft_length,
-            draft_lengths=batch.draft_lengths,
+            draft_lengths=anchors.draft_lengths,
         )
-        is_greedy = all(params.is_greedy for params in batch.params)
-        if is_greedy and not self.drafter.has_heads and not batch.has_constraints:
-            draft_ids, table = self.drafter.best(block, self.caches), self.drafter.draft_to_target
-            return point_mass_block(draft_ids if table is None else table[draft_ids], self.drafter.target.dtype)
-        walk = self.drafter.walk(block, self.caches, num_candidates=MAX_CANDIDATES)
-        return walked_greedily(batch, walk) if is_greedy and not batch.has_constraints else walked(batch, walk)
 
     def commit(self, taps: Tensor, seats: Tensor, positions: Tensor) -> None:
         """Append context keys and values."""
         self.drafter.write_context(taps, seats, positions, self.caches)
 
 
-def walked_greedily(batch: CycleBatch, walk: BlockWalk) -> DraftBlock:
+def is_replayable(proposer: Proposer | None) -> bool:
+    """True where greedy drafts are a function of tensors; a fence does not count, nor does having none."""
+    inner = proposer.inner if isinstance(proposer, FencedProposer) else proposer
+    return inner is None or isinstance(inner, GreedyProposer)
+
+
+def walked_greedily(anchors: Anchors, walk: BlockWalk) -> DraftBlock:
     """The best candidate of every slot, given the one before it."""
-    token_ids, chances = [batch.anchor_token_ids], []
+    token_ids, chances = [anchors.anchor_token_ids], []
     for _ in range(walk.num_drafts):
         candidates = walk.step(token_ids[-1])
         token_ids.append(candidates.ids[:, 0])

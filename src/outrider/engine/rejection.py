@@ -51,9 +51,16 @@ def count_leading(kept: Tensor, draft_lengths: Tensor) -> Tensor:
     return (kept & (slots < draft_lengths[:, None])).to(torch.int64).cumprod(dim=1).sum(dim=1)
 
 
-def accept_matching(draft_token_ids: Tensor, chosen_token_ids: Tensor, draft_lengths: Tensor) -> Verdict:
-    """Keep drafts int64 [Q, K] while they equal what the target chose in each row, int64 [Q, K + 1]."""
+def accept_matching(
+    draft_token_ids: Tensor, chosen_token_ids: Tensor, draft_lengths: Tensor, *, planned_counts: Tensor | None = None
+) -> Verdict:
+    """Keep drafts int64 [Q, K] while they equal what the target chose in each row, int64 [Q, K + 1].
+
+    Under synthetic acceptance `planned_counts` int64 [Q] are kept instead, where they are not negative.
+    """
     num_accepted = count_leading(draft_token_ids == chosen_token_ids[:, :-1], draft_lengths)
+    if planned_counts is not None:
+        num_accepted = torch.where(planned_counts < 0, num_accepted, torch.minimum(planned_counts, draft_lengths))
     return Verdict(num_accepted, chosen_token_ids.gather(1, num_accepted[:, None]).squeeze(1))
 
 

@@ -33,6 +33,7 @@ class NoisePurpose(IntEnum):
     ACCEPT = 1
     TARGET = 2  # residual, bonus and first token: one of them a cycle
     MATCH = 3  # shared by drafter and target
+    SYNTHETIC = 4
 
 
 def philox(seed: Word, counter: tuple[Word, Word, Word, Word]) -> list[Word]:

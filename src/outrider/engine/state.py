@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.core import AcceptanceStats, Chunk, SamplingParams, TokenLogprobs
-from outrider.engine.adjustments import Adjustments
+from outrider.engine.adjustments import Adjustments, asks_for_logits
 from outrider.engine.grammar import Constraint
 from outrider.models.attention import GivenRows
 from outrider.tokenizer import IncrementalDecoder
@@ -33,6 +33,7 @@ class RequestState:
     adjustments: Adjustments | None = None
     constraint: Constraint | None = None
     given: GivenRows | None = None  # embeddings that prompt rows bring, on the target's device
+    planned_counts: Sequence[int] = ()  # under synthetic acceptance: drafts to keep after each of its tokens
     boundaries: tuple[int, ...] = ()  # prompt tokens after which other requests are likely to go on differently
     seat: int = -1  # -1 while it waits
     num_computed_tokens: int = 0  # while it is prefilled: how many tokens have their keys and values
@@ -57,6 +58,21 @@ class RequestState:
         return len(self.prompt_token_ids) + len(self.output_token_ids) - 1
 
     @property
+    def needs_logits(self) -> bool:
+        """False where it takes the target's best token as it is and asks no more."""
+        return self.constraint is not None or asks_for_logits(self.params, self.adjustments)
+
+    @property
+    def is_synthetic(self) -> bool:
+        """True where drafts are kept by plan, so that its text is not the target's."""
+        return bool(self.planned_counts)
+
+    @property
+    def planned_count(self) -> int:
+        """Drafts that the next cycle keeps whatever the target says; -1 leaves it to the target."""
+        return self.planned_counts[len(self.output_token_ids) - 1] if self.planned_counts else -1
+
+    @property
     def prefill_token_ids(self) -> tuple[int, ...]:
         """What has to be in the caches before it can run: the prompt, and of an answer begun all but the anchor."""
         return self.prompt_token_ids + tuple(self.output_token_ids[:-1])
@@ -74,47 +90,69 @@ class RequestState:
         num_draft_tokens: int = 0,
         logprobs: Sequence[TokenLogprobs] = (),
     ) -> Chunk:
+        """Take tokens and spell them at once."""
+        return self.spell(
+            self.take(
+                token_ids,
+                num_accepted_tokens=num_accepted_tokens,
+                num_draft_tokens=num_draft_tokens,
+                logprobs=logprobs,
+            )
+        )
+
+    def take(
+        self,
+        token_ids: list[int],
+        *,
+        num_accepted_tokens: int,
+        num_draft_tokens: int = 0,
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> Chunk:
         """Take tokens in order until one ends the request; the earliest event wins, and a stop beats the limit.
 
         A stop token counts as emitted and is in token_ids; neither its text nor a stop string is in the text.
         `logprobs` has one entry for each token, or none at all. A token that the grammar refuses is not taken: the
-        grammar had no way to go on, and the request ends with "error".
+        grammar had no way to go on, and the request ends with "error". The chunk has no text yet, but for a request
+        with stop strings, whose text says where it ends: give it to `spell`, chunk after chunk.
         """
         taken: list[int] = []
         shown = ""
         for token_id in token_ids:
             if self.constraint is not None and not self.constraint.advance(token_id):
                 self.finish_reason = "error"
-                shown += self._flush_text()
                 break
             taken.append(token_id)
             self.output_token_ids.append(token_id)
             self.num_tokens_left -= 1
-            shown += self._take_text(token_id)
+            if token_id in self.stop_token_ids:
+                self.finish_reason = "stop"
+            elif self.params.stop_strings and self.decoder is not None:
+                shown += self._release(self.decoder.push([token_id]))
             if self.finish_reason is None and self.num_tokens_left == 0:
                 self.finish_reason = "length"
             if self.finish_reason is not None:
-                shown += self._flush_text()
                 break
-        self.text += shown
+        if self.finish_reason is not None and self.params.stop_strings:
+            shown += self._flush_text()
         num_shown = min(num_accepted_tokens, len(taken))
         kept = tuple(logprobs[: len(taken)])
         self.logprobs += kept
         return Chunk(self.index, shown, tuple(taken), num_shown, self.finish_reason, num_draft_tokens, kept)
 
+    def spell(self, chunk: Chunk) -> Chunk:
+        """The next chunk with its text, which is part of the request's from now on."""
+        text = chunk.text
+        if self.decoder is not None and self.error is None and not self.params.stop_strings:
+            has_stop_token = chunk.finish_reason == "stop"
+            text = self.decoder.push(chunk.token_ids[:-1] if has_stop_token else chunk.token_ids)
+            text += self.decoder.flush() if chunk.finish_reason is not None else ""
+        self.text += text
+        return replace(chunk, text=text)
+
     def fail(self, error: str = NOT_FINITE) -> Chunk:
         """End the request because of a fault it may not have caused; nothing of the cycle is text."""
         self.finish_reason, self.error = "error", error
         return Chunk(self.index, "", (), 0, "error")
-
-    def _take_text(self, token_id: int) -> str:
-        """Text that became certain with this token; sets finish_reason at a stop token or string."""
-        if token_id in self.stop_token_ids:
-            self.finish_reason = "stop"
-            return ""
-        if self.decoder is None:
-            return ""
-        return self._release(self.decoder.push([token_id]))
 
     def _release(self, piece: str) -> str:
         self.pending_text += piece

@@ -21,8 +21,10 @@ from torch import Tensor
 from outrider.environment import num_usable_cores
 from outrider.errors import ConfigError
 from outrider.kernels.compiler import load_library
+from outrider.kernels.heads import HeadNorms, HeadRows, finish_heads_stepwise
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import Body, Recording, Scratch, signature_of
+from outrider.kernels.reference import soft_cap
 from outrider.weights.packed import DenseWeight, PackedWeight
 
 # As in cpu.c.
@@ -101,6 +103,7 @@ class CpuKernels:
 
     name = "cpu"
     row_invariant = True
+    reads_low_bit = False  # but int8 in groups, whatever the group
 
     def __init__(self, library: ctypes.CDLL, *, num_threads: int) -> None:
         """Call `library`, compiled from cpu.c, with `num_threads` threads (the process has one pool for all sets)."""
@@ -164,6 +167,10 @@ class CpuKernels:
         scales = self._smallest_exact(weight.scales.cpu())
         return self._tiled(weight.name, weight.values.cpu(), scales, offsets, group_size=weight.group_size)
 
+    def pack_together(self, weights: Sequence[PackedWeight]) -> list[TiledWeight]:
+        """Each for itself: one call reads up to three wherever they lie."""
+        return [self.pack(weight) for weight in weights]
+
     def _smallest_exact(self, scales: Tensor) -> Tensor:
         """Scales in float16 where that loses nothing: passes are bound by the bytes of the weights."""
         half = scales.to(torch.float16)
@@ -225,12 +232,15 @@ class CpuKernels:
         self._call("gated_linear", *addresses, activation != "silu", kept=(inputs, outputs))
         return outputs
 
-    def logits(self, inputs: Tensor, weight: TiledWeight) -> Tensor:
-        """`linear`: everything is float32 here."""
-        return self.linear(inputs, weight)
+    def logits(self, inputs: Tensor, weight: TiledWeight, *, cap: float | None = None) -> Tensor:
+        """`linear`, perhaps soft-capped: everything is float32 here."""
+        return soft_cap(self.linear(inputs, weight), cap)
 
-    def best(self, inputs: Tensor, weight: TiledWeight) -> tuple[Tensor, Tensor]:
-        """Largest logit of each row [R] and its index int64 [R]; the logits themselves are never stored."""
+    def best(self, inputs: Tensor, weight: TiledWeight, *, cap: float | None = None) -> tuple[Tensor, Tensor]:
+        """Largest logit of each row [R] and its index int64 [R]; logits without a cap are never stored."""
+        if cap is not None:
+            largest = self.logits(inputs, weight, cap=cap).max(dim=-1)
+            return largest.values, largest.indices
         inputs = _plain(inputs, torch.float32)
         assert inputs.shape[1] == weight.in_features, (inputs.shape, weight.name, weight.in_features)
         values, indices = inputs.new_empty(len(inputs)), torch.empty(len(inputs), dtype=torch.int64)
@@ -238,15 +248,15 @@ class CpuKernels:
         self._functions["best"](*addresses)
         return values, indices
 
-    def embed(self, token_ids: Tensor, weight: TiledWeight) -> Tensor:
-        """Rows token_ids [R] of weight [V, N] -> [R, N]."""
+    def embed(self, token_ids: Tensor, weight: TiledWeight, *, scale: float = 1.0) -> Tensor:
+        """Rows token_ids [R] of weight [V, N], times a factor -> [R, N]."""
         token_ids = _plain(token_ids, torch.int64)
         num_rows = token_ids.shape[0]
         if num_rows and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < weight.out_features:
             raise IndexError(f"token_ids are not all within the {weight.out_features} rows of {weight.name}.")
         outputs = torch.empty((num_rows, weight.in_features), dtype=torch.float32)
         self._functions["embed"](token_ids.data_ptr(), num_rows, weight.address, outputs.data_ptr())
-        return outputs
+        return outputs if scale == 1.0 else outputs * scale
 
     def gated(self, inputs: Tensor, factors: Tensor, *, activation: str) -> Tensor:
         """activation(inputs) * factors, of one shape."""
@@ -290,6 +300,20 @@ class CpuKernels:
         assert inputs.shape == residual.shape, (inputs.shape, residual.shape)
         return self._norm(inputs, weight, _plain(residual, torch.float32), eps, scale)
 
+    def rms_norm_add_norm(
+        self,
+        inputs: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        next_weight: Tensor,
+        *,
+        eps: float,
+        scale: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """rms_norm_add, and the norm of what it gives."""
+        hidden = self.rms_norm_add(inputs, weight, residual, eps=eps, scale=scale)
+        return hidden, self.rms_norm(hidden, next_weight, eps=eps)
+
     def _norm(self, inputs: Tensor, weight: Tensor, residual: Tensor | None, eps: float, scale: float) -> Tensor:
         inputs, weight = _plain(inputs, torch.float32), _plain(weight, torch.float32)
         outputs = torch.empty_like(inputs)
@@ -311,6 +335,21 @@ class CpuKernels:
         kept = (heads, weight, cos, sin, positions, outputs)
         self._call("head_norm_rope", *addresses, outputs.data_ptr(), *heads.shape, eps, kept=kept)
         return outputs
+
+    def finish_heads(
+        self,
+        projected: HeadRows,
+        norms: HeadNorms,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        *,
+        eps: float,
+        cache: LayerCache | None = None,
+        seats: Tensor | None = None,
+    ) -> HeadRows:
+        """head_norm_rope of queries and keys, rms_norm of values, then write_cache where there is a cache."""
+        return finish_heads_stepwise(self, projected, norms, cos, sin, positions, eps=eps, cache=cache, seats=seats)
 
     def write_cache(self, cache: LayerCache, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor) -> None:
         """Store keys and values [R, G, D] at slot position mod P of each row's page."""

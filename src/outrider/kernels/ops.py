@@ -17,13 +17,14 @@ from torch import Tensor
 from outrider.errors import ConfigError
 from outrider.kernels.compiler import NotCompiledError
 from outrider.kernels.cpu import load_cpu_kernels
+from outrider.kernels.heads import HeadNorms, HeadRows
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import Body
 from outrider.kernels.reference import TorchKernels
 from outrider.weights.locate import cache_dir
 from outrider.weights.packed import PackedWeight
 
-KERNEL_KINDS = ("auto", "cpu", "torch")
+KERNEL_KINDS = ("auto", "cpu", "gpu", "torch")
 
 
 class Kernels(Protocol):
@@ -35,6 +36,7 @@ class Kernels(Protocol):
 
     name: str
     row_invariant: bool  # True where the contract above holds bit for bit
+    reads_low_bit: bool  # True where matrices as in `low_bit.py` are multiplied as they are, not dequantised
 
     def own_threads(self) -> AbstractContextManager[None]:
         """Decode inside this: torch keeps out of the way of a set that has threads of its own."""
@@ -42,6 +44,10 @@ class Kernels(Protocol):
 
     def pack(self, weight: PackedWeight) -> Any:
         """Prepare a stored weight for `linear` and `embed` of this set."""
+        ...
+
+    def pack_together(self, weights: Sequence[PackedWeight]) -> list[Any]:
+        """`pack` for weights [out_i, in] that will be multiplied with the same inputs: a set may want them in one."""
         ...
 
     def run(
@@ -65,16 +71,22 @@ class Kernels(Protocol):
         """activation(inputs @ gate^T) * (inputs @ up^T), [R, I]; activation is 'gelu_tanh' or 'silu'."""
         ...
 
-    def logits(self, inputs: Tensor, weight: Any) -> Tensor:
-        """`linear` whose result is at least float32: [R, in] -> [R, out]. Half-precision logits would tie."""
+    def logits(self, inputs: Tensor, weight: Any, *, cap: float | None = None) -> Tensor:
+        """`linear` whose result is at least float32: [R, in] -> [R, out]. Half-precision logits would tie.
+
+        With a cap: cap * tanh(logits / cap).
+        """
         ...
 
-    def best(self, inputs: Tensor, weight: Any) -> tuple[Tensor, Tensor]:
-        """Largest logit of each row [R] and its index int64 [R], as `logits(...).max(dim=-1)`: ties to the lower id."""
+    def best(self, inputs: Tensor, weight: Any, *, cap: float | None = None) -> tuple[Tensor, Tensor]:
+        """Largest logit of each row [R] and its index int64 [R], as `logits(...).max(dim=-1)`: ties to the lower id.
+
+        A cap rounds, so that different logits can tie.
+        """
         ...
 
-    def embed(self, token_ids: Tensor, weight: Any) -> Tensor:
-        """Rows of a weight: token_ids int64 [R] -> [R, in]; not scaled."""
+    def embed(self, token_ids: Tensor, weight: Any, *, scale: float = 1.0) -> Tensor:
+        """Rows of a weight times a factor: token_ids int64 [R] -> [R, in]."""
         ...
 
     def gated(self, inputs: Tensor, factors: Tensor, *, activation: str) -> Tensor:
@@ -103,12 +115,45 @@ class Kernels(Protocol):
         """(residual + rms_norm(inputs)) * scale: the sandwich norm of Gemma, [R, N]."""
         ...
 
+    def rms_norm_add_norm(
+        self,
+        inputs: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        next_weight: Tensor,
+        *,
+        eps: float,
+        scale: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """hidden = rms_norm_add(inputs, weight, residual), and rms_norm(hidden, next_weight): two of [R, N]."""
+        ...
+
     def head_norm_rope(
         self, heads: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor, *, eps: float
     ) -> Tensor:
         """RMS norm over each head of [R, H, D] (unless weight is None), rotary embedding of the pairs (i, i + D/2).
 
         cos and sin are tables [P, D/2] indexed by positions int64 [R].
+        """
+        ...
+
+    def finish_heads(
+        self,
+        projected: HeadRows,
+        norms: HeadNorms,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        *,
+        eps: float,
+        cache: LayerCache | None = None,
+        seats: Tensor | None = None,
+    ) -> HeadRows:
+        """What follows the projections of an attention layer: norms, the rotation, and the way into the cache.
+
+        Queries and keys as `head_norm_rope`, values as `rms_norm` over each head (as they are without a norm); values
+        may be the keys' own projection. With a cache and seats int64 [R], keys and values go to where `write_cache`
+        would put them, and only the queries come back. What `projected` lacks is not made.
         """
         ...
 
@@ -142,20 +187,31 @@ class Kernels(Protocol):
 def select_kernels(kind: str, *, dtype: torch.dtype, device: torch.device | str) -> Kernels:
     """The kernel set of one of `KERNEL_KINDS` for a dtype and device.
 
-    'auto' takes the compiled set for float32 on a CPU where it compiles, with a warning where it does not, and torch
-    products elsewhere; 'cpu' insists on the compiled set (ConfigError); 'torch' runs anywhere.
+    'auto' takes the compiled set for float32 on a CPU and the Triton set for bfloat16 on CUDA, with a warning where
+    they are not to be had, and torch products elsewhere; 'cpu' and 'gpu' insist (ConfigError); 'torch' runs anywhere.
     """
-    suits_cpu_kernels = torch.device(device).type == "cpu" and dtype == torch.float32
     if kind not in KERNEL_KINDS:
         raise ConfigError(f"kernels={kind!r} is unknown; choose one of {', '.join(KERNEL_KINDS)}.")
-    if kind == "cpu" and not suits_cpu_kernels:
-        raise ConfigError(f"kernels='cpu' run float32 on a CPU, not {dtype} on {device}; choose 'auto' or 'torch'.")
-    if kind == "torch" or not suits_cpu_kernels:
-        return TorchKernels(dtype, device)
+    place = torch.device(device)
+    suited = {("cpu", torch.float32): "cpu", ("cuda", torch.bfloat16): "gpu"}.get((place.type, dtype), "torch")
+    if kind in ("cpu", "gpu") and kind != suited:
+        wanted = "float32 on a CPU" if kind == "cpu" else "bfloat16 on CUDA"
+        raise ConfigError(f"kernels={kind!r} run {wanted}, not {dtype} on {place}; choose 'auto' or 'torch'.")
+    if kind == "torch" or suited == "torch":
+        return TorchKernels(dtype, place)
     try:
-        return load_cpu_kernels(cache_dir())
+        return load_cpu_kernels(cache_dir()) if suited == "cpu" else load_gpu_kernels(dtype, place)
     except NotCompiledError as error:
-        if kind == "cpu":
+        if kind != "auto":
             raise
         warnings.warn(f"Decoding falls back to torch products, several times slower. {error}", stacklevel=2)
-        return TorchKernels(dtype, device)
+        return TorchKernels(dtype, place)
+
+
+def load_gpu_kernels(dtype: torch.dtype, device: torch.device) -> Kernels:
+    """The Triton set; NotCompiledError where Triton is missing."""
+    try:
+        from outrider.kernels.gpu import GpuKernels
+    except ImportError as error:
+        raise NotCompiledError(f"The GPU kernels need Triton, which comes with torch for CUDA: {error}") from error
+    return GpuKernels(dtype, device)

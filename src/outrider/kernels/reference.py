@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.kernels.heads import HeadNorms, HeadRows, finish_heads_stepwise
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import Body
 from outrider.weights.packed import PackedWeight
@@ -30,6 +31,7 @@ class TorchKernels:
 
     name = "torch"
     row_invariant = False  # torch picks another product for another number of rows
+    reads_low_bit = False
 
     def __init__(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         """Weights are kept dequantised, in `dtype` on `device`."""
@@ -43,6 +45,10 @@ class TorchKernels:
     def pack(self, weight: PackedWeight) -> Tensor:
         """The numbers of a weight, [out, in]."""
         return weight.dequantize(self.dtype, self.device)
+
+    def pack_together(self, weights: Sequence[PackedWeight]) -> list[Tensor]:
+        """Each for itself."""
+        return [self.pack(weight) for weight in weights]
 
     def run(
         self, body: Body, inputs: Sequence[Tensor], *, recordings: dict[Hashable, Any], key: Hashable
@@ -64,20 +70,21 @@ class TorchKernels:
         """activation(inputs @ gate^T) * (inputs @ up^T)."""
         return _gated(functional.linear(inputs, gate), functional.linear(inputs, up), activation)
 
-    def logits(self, inputs: Tensor, weight: Tensor) -> Tensor:
+    def logits(self, inputs: Tensor, weight: Tensor, *, cap: float | None = None) -> Tensor:
         """`linear` with a float32 result (float64 for float64 inputs), so that half-precision logits do not tie."""
         if inputs.is_cuda and inputs.dtype != torch.float32 and inputs.dtype != torch.float64:
-            return torch.mm(inputs, weight.t(), out_dtype=torch.float32)
-        return _widened(functional.linear(inputs, weight))
+            return soft_cap(torch.mm(inputs, weight.t(), out_dtype=torch.float32), cap)
+        return soft_cap(_widened(functional.linear(inputs, weight)), cap)
 
-    def best(self, inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def best(self, inputs: Tensor, weight: Tensor, *, cap: float | None = None) -> tuple[Tensor, Tensor]:
         """Largest logit of each row [R] and its index int64 [R]."""
-        largest = self.logits(inputs, weight).max(dim=-1)
+        largest = self.logits(inputs, weight, cap=cap).max(dim=-1)
         return largest.values, largest.indices
 
-    def embed(self, token_ids: Tensor, weight: Tensor) -> Tensor:
-        """Rows token_ids [R] of weight [V, N] -> [R, N]."""
-        return functional.embedding(token_ids, weight)
+    def embed(self, token_ids: Tensor, weight: Tensor, *, scale: float = 1.0) -> Tensor:
+        """Rows token_ids [R] of weight [V, N], times a factor -> [R, N]."""
+        rows = functional.embedding(token_ids, weight)
+        return rows if scale == 1.0 else rows * scale
 
     def gated(self, inputs: Tensor, factors: Tensor, *, activation: str) -> Tensor:
         """activation(inputs) * factors, of one shape."""
@@ -114,6 +121,20 @@ class TorchKernels:
         added = residual + self.rms_norm(inputs, weight, eps=eps)
         return added if scale == 1.0 else added * scale
 
+    def rms_norm_add_norm(
+        self,
+        inputs: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        next_weight: Tensor,
+        *,
+        eps: float,
+        scale: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """rms_norm_add, and the norm of what it gives."""
+        hidden = self.rms_norm_add(inputs, weight, residual, eps=eps, scale=scale)
+        return hidden, self.rms_norm(hidden, next_weight, eps=eps)
+
     def head_norm_rope(
         self, heads: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor, *, eps: float
     ) -> Tensor:
@@ -126,6 +147,21 @@ class TorchKernels:
         first, second = wide.chunk(2, dim=-1)
         rotated = torch.cat([first * row_cos - second * row_sin, second * row_cos + first * row_sin], dim=-1)
         return rotated.to(heads.dtype)
+
+    def finish_heads(
+        self,
+        projected: HeadRows,
+        norms: HeadNorms,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        *,
+        eps: float,
+        cache: LayerCache | None = None,
+        seats: Tensor | None = None,
+    ) -> HeadRows:
+        """head_norm_rope of queries and keys, rms_norm of values, then write_cache where there is a cache."""
+        return finish_heads_stepwise(self, projected, norms, cos, sin, positions, eps=eps, cache=cache, seats=seats)
 
     def write_cache(self, cache: LayerCache, keys: Tensor, values: Tensor, seats: Tensor, positions: Tensor) -> None:
         """Store keys and values [R, G, D] at slot position mod P of each row's page; no slot is written twice."""
@@ -161,6 +197,11 @@ class TorchKernels:
             values = _gathered(cache.values, fresh_v, pages, visible)
             outputs.append(_attend(queries[rows], keys, values, visible, scale=scale))
         return torch.cat(outputs) if outputs else torch.empty_like(queries)
+
+
+def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
+    """cap * tanh(logits / cap); unchanged where there is no cap."""
+    return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 def _widened(values: Tensor) -> Tensor:

@@ -17,12 +17,14 @@ from torch import Tensor
 from outrider.errors import WeightsError
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.ops import Kernels
+from outrider.kernels.reference import soft_cap
 from outrider.models.attention import LayerCaches, RopeTable, rope_table
 from outrider.models.draft_layers import BlockRows, DraftLayer, read_layer
 from outrider.models.drafter_config import DrafterConfig
 from outrider.models.dspark import BlockWalk, ConfidenceHead, MarkovHead
 from outrider.models.gemma import GemmaTarget
-from outrider.models.layers import WeightReader, soft_cap
+from outrider.models.layers import WeightReader
+from outrider.weights.load_quantization import LoadQuantization
 from outrider.weights.loader import TensorClaims
 from outrider.weights.packed import BlockInt8Weight, DenseWeight, PackedWeight
 
@@ -39,9 +41,16 @@ class DFlashDrafter:
         kernels: Kernels,
         context_length: int,
         source: Path,
+        quantization: str | None = None,
     ) -> None:
+        """`quantization` is one of weights.load_quantization.QUANTIZATIONS, for projections and head."""
         claims = TensorClaims(tensors, source=source)
-        reader = WeightReader(claims, kernels, norm_offset=0.0, dtype=target.dtype, device=target.device)
+        quantize = None
+        if quantization is not None:
+            quantize = LoadQuantization(quantization, kernels.reads_low_bit, target.device)
+        reader = WeightReader(
+            claims, kernels, norm_offset=0.0, dtype=target.dtype, device=target.device, quantize=quantize
+        )
         size, num_taps = config.hidden_size, len(config.target_layer_ids)
         self.config, self.kernels, self.target = config, kernels, target
         self.fc = reader.linear("fc.weight", size, num_taps * size)
@@ -50,8 +59,8 @@ class DFlashDrafter:
         self.layers = [read_layer(reader, index, config) for index in range(len(config.layers))]
         self.draft_to_target = _read_vocabulary(claims, config, source, target.device)
         self.embedding = _read_embedding(claims, config, target, kernels)
-        self.head = _read_head(claims, config, target, kernels, self.draft_to_target)
-        self.markov = MarkovHead.read(reader, config, self.draft_to_target)
+        self.head = _read_head(reader, config, target, self.draft_to_target)
+        self.markov = MarkovHead.read(reader.without_quantization(), config, self.draft_to_target)
         self.confidence = ConfidenceHead.read(reader, config)
         self.skipped_tensors = claims.finish(skip=config.skipped_tensors)
         self.ropes = {
@@ -75,10 +84,15 @@ class DFlashDrafter:
         def write(taps: Tensor, seats: Tensor, positions: Tensor) -> list[Tensor]:
             features = self.context_features(taps)
             for layer, cache in zip(self.layers, caches, strict=True):
-                keys, values = layer.attention.keys_values(
-                    features, self._rope(layer), positions, kernels=self.kernels, eps=self.config.rms_norm_eps
+                layer.attention.write_keys_values(
+                    features,
+                    self._rope(layer),
+                    seats,
+                    positions,
+                    cache,
+                    kernels=self.kernels,
+                    eps=self.config.rms_norm_eps,
                 )
-                self.kernels.write_cache(cache, keys, values, seats, positions)
             return []
 
         self.kernels.run(write, (taps, seats, positions), recordings=caches.recordings, key="context")
@@ -115,7 +129,7 @@ class DFlashDrafter:
                 hidden = self._layer_forward(layer, cache, hidden, positions, spans[sights.index(layer.sight)])
             return [kernels.rms_norm(hidden, self.final_norm, eps=config.rms_norm_eps)]
 
-        embeds = kernels.embed(block.token_ids, self.embedding) * self._embedding_scale
+        embeds = kernels.embed(block.token_ids, self.embedding, scale=self._embedding_scale)
         inputs = (embeds, block.positions, *(sight.spans(block) for sight in sights))
         (normed,) = kernels.run(run_layers, inputs, recordings=caches.recordings, key="block")
         return normed.view(-1, block.block_rows, config.hidden_size)[:, config.layout.num_silent_slots :]
@@ -147,10 +161,17 @@ class DFlashDrafter:
 
     def base_logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [Q, K, N] -> logits [Q, K, Vd] in at least float32, soft-capped, before any Markov head."""
-        logits = self.kernels.logits(hidden.reshape(-1, hidden.shape[-1]), self.head)
-        if self.config.output_multiplier != 1.0:
-            logits = logits * self.config.output_multiplier
-        return soft_cap(logits, self.config.final_logit_softcapping).view(*hidden.shape[:2], -1)
+        rows, factor, cap = hidden.reshape(-1, hidden.shape[-1]), self.config.output_multiplier, self._cap
+        logits = self.kernels.logits(rows, self.head, cap=cap) if factor == 1.0 else self._multiplied(rows, factor)
+        return logits.view(*hidden.shape[:2], -1)
+
+    def _multiplied(self, rows: Tensor, factor: float) -> Tensor:
+        """Logits of a drafter whose head is scaled; the cap comes after that."""
+        return soft_cap(self.kernels.logits(rows, self.head) * factor, self._cap)
+
+    @property
+    def _cap(self) -> float | None:
+        return self.config.final_logit_softcapping
 
     def walk(self, block: BlockRows, caches: LayerCaches, *, num_candidates: int) -> BlockWalk:
         """Run the block and get ready to draft from left to right."""
@@ -191,10 +212,10 @@ class DFlashDrafter:
     def best(self, block: BlockRows, caches: LayerCaches) -> Tensor:
         """Run the block; return the likeliest draft ids, int64 [Q, K], of a drafter without heads; stores no logits."""
         hidden = self.hidden(block, caches)
-        if self.config.final_logit_softcapping is not None:  # the cap rounds, so that different logits can tie
+        if self.config.output_multiplier != 1.0:
             return self.base_logits(hidden).argmax(dim=-1)
         rows = hidden.reshape(-1, hidden.shape[-1])
-        return self.kernels.best(rows, self.head)[1].view(hidden.shape[:2])
+        return self.kernels.best(rows, self.head, cap=self._cap)[1].view(hidden.shape[:2])
 
 
 def _read_vocabulary(claims: TensorClaims, config: DrafterConfig, source: Path, device: torch.device) -> Tensor | None:
@@ -224,20 +245,21 @@ def _read_embedding(claims: TensorClaims, config: DrafterConfig, target: GemmaTa
     return target.embedding if _are_equal(weight, target.stored_embedding) else kernels.pack(weight)
 
 
-def _read_head(
-    claims: TensorClaims,
-    config: DrafterConfig,
-    target: GemmaTarget,
-    kernels: Kernels,
-    draft_to_target: Tensor | None,
-) -> Any:
+def _read_head(reader: WeightReader, config: DrafterConfig, target: GemmaTarget, draft_to_target: Tensor | None) -> Any:
     """The matrix that gives draft logits, [Vd, N]."""
-    if "lm_head.weight" in claims:
-        weight = claims.take("lm_head.weight", (config.draft_vocab_size, config.hidden_size))
-        return target.embedding if _are_equal(weight, target.stored_embedding) else kernels.pack(weight)
+    if "lm_head.weight" in reader.claims:
+        own = reader.claims.take("lm_head.weight", (config.draft_vocab_size, config.hidden_size))
+        return _targets_head(reader, target) if _are_equal(own, target.stored_embedding) else reader.pack(own)
     if draft_to_target is None:
+        return _targets_head(reader, target)
+    return reader.pack(select_rows(target.stored_embedding, draft_to_target.cpu()))
+
+
+def _targets_head(reader: WeightReader, target: GemmaTarget) -> Any:
+    """The target's own table, or a quantised copy where drafting reads fewer bytes of it: memory for time."""
+    if reader.quantize is None or not reader.kernels.reads_low_bit or not isinstance(target.embedding, Tensor):
         return target.embedding
-    return kernels.pack(select_rows(target.stored_embedding, draft_to_target.cpu()))
+    return reader.pack(DenseWeight("lm_head.weight", target.embedding))
 
 
 def _are_equal(weight: PackedWeight, other: PackedWeight) -> bool:

@@ -97,8 +97,9 @@ class Gemma4DraftLayer(DraftLayer):
     ) -> Tensor:
         """Attention result [R, H, D] and the layer's input [R, N] -> its output [R, N]."""
         mixed = self.attention.output(attended, kernels=kernels)
-        hidden = kernels.rms_norm_add(mixed, self.post_attention_norm, hidden, eps=eps)
-        normed = kernels.rms_norm(hidden, self.pre_feedforward_norm, eps=eps)
+        hidden, normed = kernels.rms_norm_add_norm(
+            mixed, self.post_attention_norm, hidden, self.pre_feedforward_norm, eps=eps
+        )
         fed = self.mlp.forward(normed, kernels=kernels, activation=activation)
         return kernels.rms_norm_add(fed, self.post_feedforward_norm, hidden, eps=eps, scale=self.scalar)
 

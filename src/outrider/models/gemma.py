@@ -22,9 +22,9 @@ from outrider.models.layers import (
     PerLayerEmbedding,
     PerLayerWeights,
     WeightReader,
-    soft_cap,
 )
 from outrider.weights.loader import Checkpoint, TensorClaims
+from outrider.weights.packed import DenseWeight, PackedWeight
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,19 @@ class GemmaTarget:
         context_length: int,
     ) -> None:
         claims = TensorClaims(checkpoint.tensors, source=checkpoint.source)
-        reader = WeightReader(claims, kernels, norm_offset=config.norm_offset, dtype=dtype, device=device)
+
+        def unpacked(stored: PackedWeight) -> PackedWeight:
+            """A wrong draft costs time, a wrong target text: low-bit products are the drafter's alone for now."""
+            return DenseWeight(stored.name, stored.dequantize(dtype, device))
+
+        reader = WeightReader(
+            claims,
+            kernels,
+            norm_offset=config.norm_offset,
+            dtype=dtype,
+            device=device,
+            quantize=unpacked if kernels.reads_low_bit else None,
+        )
         self.config, self.kernels, self.dtype, self.device = config, kernels, dtype, device
         prefix = config.tensor_prefix
         self.stored_embedding = claims.take(f"{prefix}.embed_tokens.weight", (config.vocab_size, config.hidden_size))
@@ -125,7 +137,7 @@ class GemmaTarget:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Scaled input embeddings: int64 [R] -> [R, N]."""
-        return self.kernels.embed(token_ids, self.embedding) * self.embedding_scale
+        return self.kernels.embed(token_ids, self.embedding, scale=self.embedding_scale)
 
     def forward(self, rows: Rows, caches: LayerCaches, *, tap_layers: Sequence[int] = ()) -> TargetOutput:
         """Run packed rows, write their keys and values, return hidden states and taps.
@@ -139,9 +151,11 @@ class GemmaTarget:
             hidden: Tensor, own_inputs: Tensor, seats: Tensor, positions: Tensor, *spans: Tensor
         ) -> list[Tensor]:
             outputs: dict[int, Tensor] = {}
+            normed = self.kernels.rms_norm(hidden, self.layers[0].input_norm, eps=self.config.rms_norm_eps)
             for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
                 visible = spans[windows.index(layer.spec.window)]
-                hidden = self._layer_forward(layer, cache, hidden, own_inputs[index], seats, positions, visible)
+                mixed = self._attend(layer, cache, normed, seats, positions, visible)
+                hidden, normed = self._feed(index, mixed, hidden, own_inputs[index])
                 outputs[index] = hidden
             return [hidden, *(outputs[i] for i in tap_layers)]
 
@@ -173,59 +187,50 @@ class GemmaTarget:
             return embedded.new_empty(len(self.layers), len(token_ids), 0)
         return self.per_layer_embedding.forward(token_ids, embedded, kernels=self.kernels, eps=self.config.rms_norm_eps)
 
-    def _layer_forward(
-        self,
-        layer: GemmaLayer,
-        cache: LayerCache,
-        hidden: Tensor,
-        own_input: Tensor,
-        seats: Tensor,
-        positions: Tensor,
-        spans: Tensor,
-    ) -> Tensor:
-        hidden = self._attend(layer, cache, hidden, seats, positions, spans)
-        return self._feed(layer, hidden, own_input)
-
     def _attend(
-        self, layer: GemmaLayer, cache: LayerCache, hidden: Tensor, seats: Tensor, positions: Tensor, spans: Tensor
+        self, layer: GemmaLayer, cache: LayerCache, normed: Tensor, seats: Tensor, positions: Tensor, spans: Tensor
     ) -> Tensor:
-        kernels, eps, attention = self.kernels, self.config.rms_norm_eps, layer.attention
+        """A layer's normed input [R, N] -> what its attention gives, [R, N]."""
+        kernels, attention = self.kernels, layer.attention
         rope = self.ropes[layer.spec.rope, layer.spec.head_dim]
-        normed = kernels.rms_norm(hidden, layer.input_norm, eps=eps)
-        if layer.spec.cache_source is None:
-            queries, fresh = attention.queries_keys_values(normed, rope, positions, kernels=kernels, eps=eps)
-            kernels.write_cache(cache, fresh.keys, fresh.values, seats, positions)
-        else:
-            queries = attention.queries(normed, rope, positions, kernels=kernels, eps=eps)
+        queries = attention.queries(
+            normed, rope, seats, positions, cache, kernels=kernels, eps=self.config.rms_norm_eps
+        )
         attended = kernels.attention(queries, cache, spans, scale=self.config.attention_scale)
-        mixed = attention.output(attended, kernels=kernels)
-        return kernels.rms_norm_add(mixed, layer.post_attention_norm, hidden, eps=eps)
+        return attention.output(attended, kernels=kernels)
 
-    def _feed(self, layer: GemmaLayer, hidden: Tensor, own_input: Tensor) -> Tensor:
+    def _feed(self, index: int, mixed: Tensor, hidden: Tensor, own_input: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention gave and the layer's input, [R, N] each -> its output and the next layer's normed input.
+
+        Each norm goes with the sum before it: a row is read once for both. After the last layer there is no next.
+        """
         kernels, eps, activation = self.kernels, self.config.rms_norm_eps, self.config.activation
-        normed = kernels.rms_norm(hidden, layer.pre_feedforward_norm, eps=eps)
+        layer, after = self.layers[index], self.layers[index + 1 :]
+        hidden, normed = kernels.rms_norm_add_norm(
+            mixed, layer.post_attention_norm, hidden, layer.pre_feedforward_norm, eps=eps
+        )
         fed = layer.mlp.forward(normed, kernels=kernels, activation=activation)
         if layer.experts is not None:
             fed = layer.experts.forward(hidden, fed, kernels=kernels, activation=activation, eps=eps)
-        if layer.per_layer is None:
-            return kernels.rms_norm_add(fed, layer.post_feedforward_norm, hidden, eps=eps, scale=layer.scalar)
-        hidden = kernels.rms_norm_add(fed, layer.post_feedforward_norm, hidden, eps=eps)
-        return layer.per_layer.forward(
-            hidden, own_input, kernels=kernels, activation=activation, eps=eps, scale=layer.scalar
-        )
+        norm, scale = layer.post_feedforward_norm, layer.scalar
+        if layer.per_layer is not None:
+            hidden = kernels.rms_norm_add(fed, norm, hidden, eps=eps)
+            fed = layer.per_layer.forward(hidden, own_input, kernels=kernels, activation=activation)
+            norm = layer.per_layer.norm
+        if not after:
+            hidden = kernels.rms_norm_add(fed, norm, hidden, eps=eps, scale=scale)
+            return hidden, hidden
+        return kernels.rms_norm_add_norm(fed, norm, hidden, after[0].input_norm, eps=eps, scale=scale)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Last layer's output [R, N] -> logits [R, V], at least float32, soft-capped where the model is."""
         normed = self.kernels.rms_norm(hidden, self.final_norm, eps=self.config.rms_norm_eps)
-        return soft_cap(self.kernels.logits(normed, self.embedding), self.config.final_logit_softcapping)
+        return self.kernels.logits(normed, self.embedding, cap=self.config.final_logit_softcapping)
 
     def best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Largest logit [R] and its token id int64 [R] of each row, without storing logits where that can be."""
-        if self.config.final_logit_softcapping is not None:  # the cap rounds, so that different logits can tie
-            largest = self.logits(hidden).max(dim=-1)
-            return largest.values, largest.indices
         normed = self.kernels.rms_norm(hidden, self.final_norm, eps=self.config.rms_norm_eps)
-        return self.kernels.best(normed, self.embedding)
+        return self.kernels.best(normed, self.embedding, cap=self.config.final_logit_softcapping)
 
 
 def _unused_names(config: TargetConfig) -> list[str]:

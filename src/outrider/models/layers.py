@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from outrider.kernels.heads import HeadNorms, HeadRows
+from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.ops import Kernels
 from outrider.models.attention import KeysValues, RopeTable
 from outrider.models.config import ExpertsSpec, LayerSpec, PerLayerSpec
@@ -20,14 +23,38 @@ class WeightReader:
     """Takes tensors from a checkpoint by name and shape, once each, in the form the kernels want."""
 
     def __init__(
-        self, claims: TensorClaims, kernels: Kernels, *, norm_offset: float, dtype: torch.dtype, device: torch.device
+        self,
+        claims: TensorClaims,
+        kernels: Kernels,
+        *,
+        norm_offset: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantize: Callable[[PackedWeight], PackedWeight] | None = None,
     ) -> None:
-        self.claims, self.kernels = claims, kernels
+        """`quantize` is applied to the matrices of `linear`, `linears` and `pack` before they are packed."""
+        self.claims, self.kernels, self.quantize = claims, kernels, quantize
         self.norm_offset, self.dtype, self.device = norm_offset, dtype, device
+
+    def without_quantization(self) -> WeightReader:
+        """The same, for matrices that stay as they are stored."""
+        return WeightReader(
+            self.claims, self.kernels, norm_offset=self.norm_offset, dtype=self.dtype, device=self.device
+        )
 
     def linear(self, name: str, out_features: int, in_features: int) -> Any:
         """A packed matrix [out, in] for `Kernels.linear`."""
-        return self.kernels.pack(self.claims.take(name, (out_features, in_features)))
+        return self.pack(self.claims.take(name, (out_features, in_features)))
+
+    def linears(self, names: Sequence[str], out_features: Sequence[int], in_features: int) -> list[Any]:
+        """Packed matrices [out_i, in] that are multiplied with the same inputs."""
+        shapes = [(each, in_features) for each in out_features]
+        stored = [self.claims.take(*claim) for claim in zip(names, shapes, strict=True)]
+        return self.kernels.pack_together(stored if self.quantize is None else list(map(self.quantize, stored)))
+
+    def pack(self, stored: PackedWeight) -> Any:
+        """A matrix [out, in] that was taken, for `Kernels.linear`."""
+        return self.kernels.pack(stored if self.quantize is None else self.quantize(stored))
 
     def norm(self, name: str, size: int) -> Tensor:
         """A norm weight [size], offset included, in at least float32."""
@@ -81,56 +108,79 @@ class AttentionWeights:
         q_size, kv_size = num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         has_keys = spec.cache_source is None
         has_values = has_keys and not spec.values_are_keys
+        names = ["q_proj", *(["k_proj"] if has_keys else []), *(["v_proj"] if has_values else [])]
+        sizes = [q_size, kv_size, kv_size][: len(names)]
+        projections = reader.linears([f"{prefix}.{name}.weight" for name in names], sizes, hidden_size)
+        q_proj, k_proj, v_proj = [*projections, None, None][:3]
         return AttentionWeights(
-            q_proj=reader.linear(f"{prefix}.q_proj.weight", q_size, hidden_size),
-            k_proj=reader.linear(f"{prefix}.k_proj.weight", kv_size, hidden_size) if has_keys else None,
-            v_proj=reader.linear(f"{prefix}.v_proj.weight", kv_size, hidden_size) if has_values else None,
+            q_proj=q_proj,
+            k_proj=k_proj,
+            v_proj=v_proj,
             o_proj=reader.linear(f"{prefix}.o_proj.weight", hidden_size, q_size),
             q_norm=reader.norm(f"{prefix}.q_norm.weight", spec.head_dim),
             k_norm=reader.norm(f"{prefix}.k_norm.weight", spec.head_dim) if has_keys else None,
             v_norm=reader.unit_norm(spec.head_dim) if norms_values else None,
         )
 
+    def queries(
+        self,
+        hidden: Tensor,
+        rope: RopeTable,
+        seats: Tensor,
+        positions: Tensor,
+        cache: LayerCache,
+        *,
+        kernels: Kernels,
+        eps: float,
+    ) -> Tensor:
+        """hidden [R, N] -> normed, rotated queries [R, H, D]; keys and values, if it has any, to the cache."""
+        projected = kernels.linears(hidden, (self.q_proj, *self._kv_proj))
+        rows = HeadRows(projected[0], *self._keys_values_of(projected[1:]))
+        queries, _, _ = kernels.finish_heads(
+            rows, self._norms, rope.cos, rope.sin, positions, eps=eps, cache=cache, seats=seats
+        )
+        assert queries is not None
+        return queries
+
     def queries_keys_values(
         self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
     ) -> tuple[Tensor, KeysValues]:
         """hidden [R, N] -> normed, rotated queries [R, H, D] and keys, and values, each [R, G, D]."""
-        projected_queries, *projected = kernels.linears(hidden, (self.q_proj, *self._kv_proj))
-        queries = self._rotated_queries(projected_queries, rope, positions, kernels=kernels, eps=eps)
-        return queries, self._cached(projected, rope, positions, kernels=kernels, eps=eps)
+        projected = kernels.linears(hidden, (self.q_proj, *self._kv_proj))
+        rows = HeadRows(projected[0], *self._keys_values_of(projected[1:]))
+        queries, keys, values = kernels.finish_heads(rows, self._norms, rope.cos, rope.sin, positions, eps=eps)
+        assert queries is not None, "queries were projected"
+        assert keys is not None, "this layer reads another's keys and values"
+        assert values is not None
+        return queries, KeysValues(keys, values)
 
-    def keys_values(
-        self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
-    ) -> KeysValues:
-        """hidden [R, N] -> normed, rotated keys, and values, each [R, G, D]."""
-        return self._cached(kernels.linears(hidden, self._kv_proj), rope, positions, kernels=kernels, eps=eps)
-
-    def queries(self, hidden: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float) -> Tensor:
-        """hidden [R, N] -> normed, rotated queries [R, H, D]."""
-        projected = kernels.linear(hidden, self.q_proj)
-        return self._rotated_queries(projected, rope, positions, kernels=kernels, eps=eps)
-
-    def _rotated_queries(
-        self, projected: Tensor, rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
-    ) -> Tensor:
-        heads = projected.view(len(projected), -1, self.q_norm.shape[0])
-        return kernels.head_norm_rope(heads, self.q_norm, rope.cos, rope.sin, positions, eps=eps)
+    def write_keys_values(
+        self,
+        hidden: Tensor,
+        rope: RopeTable,
+        seats: Tensor,
+        positions: Tensor,
+        cache: LayerCache,
+        *,
+        kernels: Kernels,
+        eps: float,
+    ) -> None:
+        """Normed, rotated keys, and values, of hidden [R, N] to the cache."""
+        rows = HeadRows(None, *self._keys_values_of(kernels.linears(hidden, self._kv_proj)))
+        kernels.finish_heads(rows, self._norms, rope.cos, rope.sin, positions, eps=eps, cache=cache, seats=seats)
 
     @property
     def _kv_proj(self) -> tuple[Any, ...]:
-        return (self.k_proj,) if self.v_proj is None else (self.k_proj, self.v_proj)
+        return tuple(weight for weight in (self.k_proj, self.v_proj) if weight is not None)
 
-    def _cached(
-        self, projected: list[Tensor], rope: RopeTable, positions: Tensor, *, kernels: Kernels, eps: float
-    ) -> KeysValues:
-        """What `_kv_proj` gave, as a layer keeps it."""
-        assert self.k_norm is not None, "this layer reads another's keys and values"
-        shape = (len(projected[0]), -1, self.k_norm.shape[0])
-        raw_keys, values = projected[0].view(shape), projected[-1].view(shape)
-        keys = kernels.head_norm_rope(raw_keys, self.k_norm, rope.cos, rope.sin, positions, eps=eps)
-        if self.v_norm is not None:
-            values = kernels.rms_norm(values, self.v_norm, eps=eps)
-        return KeysValues(keys, values)
+    @property
+    def _norms(self) -> HeadNorms:
+        return HeadNorms(self.q_norm, self.k_norm, self.v_norm)
+
+    @staticmethod
+    def _keys_values_of(projected: list[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """What `_kv_proj` gave as keys and values: two, one that is both, or neither."""
+        return (projected[0], projected[-1]) if projected else (None, None)
 
     def output(self, attended: Tensor, *, kernels: Kernels, residual: Tensor | None = None) -> Tensor:
         """Attention result [R, H, D] (+ residual) -> [R, N]."""
@@ -148,9 +198,11 @@ class MlpWeights:
     @staticmethod
     def read(reader: WeightReader, prefix: str, *, hidden_size: int, intermediate_size: int) -> MlpWeights:
         """Claim `<prefix>.{gate,up,down}_proj`."""
+        names = [f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"]
+        gate_proj, up_proj = reader.linears(names, [intermediate_size] * 2, hidden_size)
         return MlpWeights(
-            gate_proj=reader.linear(f"{prefix}.gate_proj.weight", intermediate_size, hidden_size),
-            up_proj=reader.linear(f"{prefix}.up_proj.weight", intermediate_size, hidden_size),
+            gate_proj=gate_proj,
+            up_proj=up_proj,
             down_proj=reader.linear(f"{prefix}.down_proj.weight", hidden_size, intermediate_size),
         )
 
@@ -253,7 +305,7 @@ class PerLayerEmbedding:
     def forward(self, token_ids: Tensor, embedded: Tensor, *, kernels: Kernels, eps: float) -> Tensor:
         """Token ids int64 [R] and their scaled embeddings [R, N] -> the layers' inputs, [L, R, P]."""
         shape = (len(token_ids), -1, self.size)
-        looked_up = (kernels.embed(token_ids, self.table) * self.table_scale).view(shape)
+        looked_up = kernels.embed(token_ids, self.table, scale=self.table_scale).view(shape)
         projected = (kernels.linear(embedded, self.projection) * embedded.shape[1] ** -0.5).view(shape)
         mixed = (kernels.rms_norm(projected, self.norm, eps=eps) + looked_up) * 2**-0.5
         return mixed.transpose(0, 1).contiguous()
@@ -261,7 +313,10 @@ class PerLayerEmbedding:
 
 @dataclass(frozen=True)
 class PerLayerWeights:
-    """What one layer does with its own input: residual + norm(projection(activation(gate x) * input))."""
+    """What one layer does with its own input: residual + norm(projection(activation(gate x) * input)).
+
+    `forward` stops before the norm, which the layer fuses with what follows.
+    """
 
     gate: Any
     projection: Any
@@ -276,14 +331,7 @@ class PerLayerWeights:
             norm=reader.norm(f"{prefix}.post_per_layer_input_norm.weight", hidden_size),
         )
 
-    def forward(
-        self, hidden: Tensor, own_input: Tensor, *, kernels: Kernels, activation: str, eps: float, scale: float
-    ) -> Tensor:
-        """hidden [R, N] and the layer's input [R, P] -> the layer's output [R, N], times `scale`."""
+    def forward(self, hidden: Tensor, own_input: Tensor, *, kernels: Kernels, activation: str) -> Tensor:
+        """hidden [R, N] and the layer's input [R, P] -> projection(activation(gate x) * input), [R, N]."""
         gated = kernels.gated(kernels.linear(hidden, self.gate), own_input, activation=activation)
-        return kernels.rms_norm_add(kernels.linear(gated, self.projection), self.norm, hidden, eps=eps, scale=scale)
-
-
-def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
-    """cap * tanh(logits / cap); unchanged where there is no cap."""
-    return logits if cap is None else cap * torch.tanh(logits / cap)
+        return kernels.linear(gated, self.projection)

@@ -23,6 +23,7 @@ from outrider.models.drafter_config import (
 from outrider.models.gemma import GemmaTarget
 from outrider.models.gemma4_config import gemma4_config, gemma4_multimodal_config, gemma4_unified_config
 from outrider.weights.fields import Fields
+from outrider.weights.load_quantization import check_quantization
 from outrider.weights.loader import Checkpoint, load_safetensors_dir
 
 TARGETS: dict[str, Callable[..., TargetConfig]] = {
@@ -78,8 +79,14 @@ def drafter_config(config: dict[str, Any], *, source: Path) -> DrafterConfig:
     return DRAFTERS[known[0]](fields, name=source.name)
 
 
-def load_drafter(path: Path, target: GemmaTarget, *, target_name: str, context_length: int) -> DFlashDrafter:
-    """Load a drafter directory (config.json and safetensors) for a target, after checking that they belong together."""
+def load_drafter(
+    path: Path, target: GemmaTarget, *, target_name: str, context_length: int, quantization: str | None = None
+) -> DFlashDrafter:
+    """Load a drafter directory (config.json and safetensors) for a target, after checking that they belong together.
+
+    With a `quantization` ("int8" or "int4"; ConfigError for others) its projections and head are rounded.
+    """
+    check_quantization(quantization)
     config, tensors = load_safetensors_dir(path, without_numbers=target.device.type == "meta")
     declared = drafter_config(config, source=path)
     check_drafter(declared, target.config, target_name=target_name)
@@ -90,4 +97,12 @@ def load_drafter(path: Path, target: GemmaTarget, *, target_name: str, context_l
             f"drafter {declared.name} does not fit target {target_name}: fc.weight has shape {tuple(fc.shape)}, but "
             f"{len(declared.target_layer_ids)} target_layer_ids of {declared.hidden_size} need {expected}."
         )
-    return DFlashDrafter(declared, tensors, target, kernels=target.kernels, context_length=context_length, source=path)
+    return DFlashDrafter(
+        declared,
+        tensors,
+        target,
+        kernels=target.kernels,
+        context_length=context_length,
+        source=path,
+        quantization=quantization,
+    )

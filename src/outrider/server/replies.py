@@ -45,13 +45,14 @@ class Tally:
     num_output_tokens: int = 0
     num_reasoning_tokens: int = 0
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
+    synthetic: bool = False
 
     def push(self, chunk: Chunk) -> None:
         """Count a chunk."""
         self.num_output_tokens += len(chunk.token_ids)
         if chunk.summary is not None:
             self.num_cached_tokens = chunk.summary.num_cached_tokens
-            self.acceptance = chunk.summary.acceptance
+            self.acceptance, self.synthetic = chunk.summary.acceptance, chunk.summary.synthetic
 
 
 def usage(tallies: Sequence[Tally], num_choices: int) -> dict[str, Any]:
@@ -180,7 +181,10 @@ class Envelope:
     def _metrics(self) -> dict[str, Any]:
         if len(self._choices) > 1:  # as vLLM: statistics of one answer only
             return {}
-        stats = acceptance_object(self._choices[0].tally.acceptance, self._num_drafts)
+        tally = self._choices[0].tally
+        stats = acceptance_object(tally.acceptance, self._num_drafts)
+        if stats is not None and tally.synthetic:
+            stats["synthetic"] = True
         return {"metrics": {"speculative_decoding": stats}}
 
 

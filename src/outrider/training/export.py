@@ -24,7 +24,7 @@ def exported_tensors(trainer: Trainer) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, value in trainer.model.state_dict().items():
         if value.dim() == 2:
-            packed = quantize_int8(name, value, group_size=GROUP_SIZE)
+            packed = quantize_int8(name, value.cpu(), group_size=GROUP_SIZE)
             tensors[name] = packed.values
             tensors[name.removesuffix(".weight") + ".weight_scale"] = packed.scales.to(torch.float16)
         else:

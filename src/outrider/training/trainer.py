@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import ConfigError
+from outrider.kernels.reference import soft_cap
 from outrider.models.dflash import select_rows
 from outrider.models.gemma import GemmaTarget
-from outrider.models.layers import soft_cap
 from outrider.training.capture import GridRunner
 from outrider.training.config import OptimizeConfig, Recipe
 from outrider.training.dataset import (

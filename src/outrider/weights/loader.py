@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import UnsupportedModelError, WeightsError
+from outrider.weights.dummy import DummyWeights
 from outrider.weights.fields import Fields
 from outrider.weights.file_head import read_head
 from outrider.weights.locate import file_sha256
@@ -144,7 +145,10 @@ class TensorClaims:
     def _take(self, name: str, *shapes: tuple[int, ...]) -> PackedWeight:
         if name in self._taken:
             raise WeightsError(f"tensor {name} of {self._source} is claimed twice.")
-        weight = self._tensors.get(name)
+        if isinstance(self._tensors, DummyWeights):
+            weight: PackedWeight | None = self._tensors.claim(name, shapes[0])
+        else:
+            weight = self._tensors.get(name)
         if weight is None:
             raise WeightsError(f"tensor {name} is missing from {self._source}.{self._hint(name)}")
         if tuple(weight.shape) not in shapes:

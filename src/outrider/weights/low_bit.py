@@ -70,9 +70,9 @@ class Int4Weight(LowBitWeight):
 
     def _unpack(self, device: torch.device) -> Tensor:
         grouped = (*self.scales.shape, self.group_size)
-        numbers = _nibbles(self.packed.to(device))[..., : self.shape[-1]].reshape(grouped)
+        numbers = nibbles(self.packed.to(device))[..., : self.shape[-1]].reshape(grouped)
         if self.zero_points is not None:
-            zeros = _nibbles(self.zero_points.to(device).mT).mT[..., : self.shape[-2], :]
+            zeros = nibbles(self.zero_points.to(device).mT).mT[..., : self.shape[-2], :]
             numbers = numbers - zeros[..., None]
         return (numbers.to(torch.float32) * self.scales.to(device, torch.float32)[..., None]).reshape(self.shape)
 
@@ -148,7 +148,7 @@ class ExpertStack(LowBitWeight):
         return torch.stack(matrices)
 
 
-def _nibbles(words: Tensor) -> Tensor:
+def nibbles(words: Tensor) -> Tensor:
     """int32 [..., n] -> int8 [..., 8n], from -8 to 7, lowest bits first."""
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
     return (((words[..., None] >> shifts) & 15) - _INT4_ZERO).to(torch.int8).flatten(-2)

@@ -70,7 +70,7 @@ def quantize_int8(name: str, weight: Tensor, *, group_size: int) -> BlockInt8Wei
     group that is zero, or so small that its scale would be, becomes zeros with scale 1.
     """
     out_features, in_features = weight.shape
-    grouped = weight.detach().to(torch.float32).cpu().view(out_features, -1, group_size)
+    grouped = weight.detach().to(torch.float32).view(out_features, -1, group_size)
     scales = (grouped.abs().amax(dim=-1) / 127.0).to(torch.float16).to(torch.float32)
     scales = torch.where(scales > 0, scales, 1.0)
     values = (grouped * (1.0 / scales)[..., None]).round().clamp(-127, 127).to(torch.int8)

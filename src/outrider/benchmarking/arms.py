@@ -1,0 +1,243 @@
+"""What `bench compare` can put side by side: servers by URL, and the engine in this process."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from outrider.backends.base import Backend
+from outrider.benchmarking.client import ChatRequest, Sample, ServerClient
+from outrider.core import AcceptanceStats, SamplingParams
+from outrider.errors import ConfigError, EngineFault, OutriderError
+
+LOCAL = "local:"
+LOCAL_KINDS = ("plain", "drafter")
+LOCAL_FIELDS = {"num_speculative_tokens"}
+COMMON_FIELDS = {"max_tokens", "messages", "prompt", "seed", "stream", "stream_options", "temperature"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmSpec:
+    """An arm as the command line names it."""
+
+    name: str
+    place: str
+    """A server's URL, 'local:plain' or 'local:drafter'."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Body fields for a server, `num_speculative_tokens` for a local one; nested ones are objects."""
+
+    @property
+    def local_kind(self) -> str | None:
+        """'plain' or 'drafter' in this process; None for a server."""
+        return self.place.removeprefix(LOCAL) if self.place.startswith(LOCAL) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """How every arm is asked, which is the same for all but for its own fields."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int | None = None
+    ignore_eos: bool = True
+    """Answers of one length; servers that do not know the field end where they end."""
+    is_chat: bool = False
+    """Servers get each prompt as a user's message instead of as text to continue."""
+
+
+def parse_arm(text: str) -> ArmSpec:
+    """NAME=PLACE[,field=value…]; a value is JSON or else text, and `speculative.enabled=false` is a nested field.
+
+    ConfigError for what is no such thing, with an example.
+    """
+    head, *settings = text.split(",")
+    name, has_place, place = head.partition("=")
+    if not (name and has_place) or name.startswith(("http:", "https:", LOCAL)):
+        raise ConfigError(f"--arm {text!r} has no name. Write NAME=PLACE, as in fast=http://127.0.0.1:8000.")
+    fields: dict[str, Any] = {}
+    for setting in settings:
+        key, has_value, value = setting.partition("=")
+        if not (key and has_value):
+            raise ConfigError(f"--arm {name}: {setting!r} is no field. Write field=value, as in top_k=20.")
+        _put(fields, key.split("."), _value(value))
+    spec = ArmSpec(name=name, place=place, fields=fields)
+    if spec.local_kind is not None and spec.local_kind not in LOCAL_KINDS:
+        raise ConfigError(f"--arm {name}: {place!r} is not known. Use local:plain, local:drafter or a URL.")
+    if spec.local_kind is None and not place.startswith(("http://", "https://")):
+        raise ConfigError(f"--arm {name}: {place!r} is no URL. Give one such as http://127.0.0.1:8000.")
+    if common := sorted(set(fields) & COMMON_FIELDS):
+        raise ConfigError(
+            f"--arm {name}: {common[0]} is the same for all arms, so it is no field of one. Leave it out."
+        )
+    if spec.local_kind is not None and (unknown := sorted(set(fields) - LOCAL_FIELDS)):
+        raise ConfigError(f"--arm {name}: a local arm has no field {unknown[0]!r}, only num_speculative_tokens.")
+    return spec
+
+
+def _put(fields: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *outer, last = path
+    for key in outer:
+        fields = fields.setdefault(key, {})
+    fields[last] = value
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+class ServerArm:
+    """A server asked with fields of one's own."""
+
+    def __init__(self, spec: ArmSpec, client: ServerClient, asking: Asking) -> None:
+        self.name, self._spec, self._client, self._asking = spec.name, spec, client, asking
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """Drafting, where a field turns it on or off."""
+        speculative = self._spec.fields.get("speculative")
+        if not isinstance(speculative, dict):
+            return {}
+        length, enabled = speculative.get("num_speculative_tokens"), speculative.get("enabled")
+        if enabled is None and length is None:
+            return {}
+        return {"drafting": enabled is not False and length != 0}
+
+    def echo(self, samples: Sequence[Sample]) -> Mapping[str, Any]:
+        """Drafting, as the answers say. Answers without acceptance mean that it was off on our own server only."""
+        told = [sample.acceptance for sample in samples if sample.acceptance]
+        if not told and self._client.server_kind() != "outrider":
+            return {}
+        return {"drafting": any(each.get("num_draft_tokens", 0) > 0 for each in told)}
+
+    def measure(self, prompt: str) -> Sample:
+        """Ask once."""
+        return self._client.complete(self._request(prompt, max_tokens=self._asking.max_tokens))
+
+    def _request(self, prompt: str, *, max_tokens: int) -> ChatRequest:
+        asking, fields = self._asking, dict(self._spec.fields)
+        if asking.ignore_eos:
+            fields = {"ignore_eos": True, **fields}
+        text: dict[str, Any] = {"prompt": prompt}
+        if asking.is_chat:
+            text = {"messages": ({"role": "user", "content": prompt},)}
+        return ChatRequest(
+            max_tokens=max_tokens, temperature=asking.temperature, seed=asking.seed, extra=fields, **text
+        )
+
+    def count_prompt_tokens(self, prompt: str) -> int:
+        """Tokens of a prompt as the server reads it, template included, by the usage of a short answer."""
+        sample = self._client.complete(self._request(prompt, max_tokens=1))
+        if sample.num_prompt_tokens is None:
+            raise EngineFault(f"{self.name} does not count a prompt: {sample.error or 'its usage is missing'}.")
+        return sample.num_prompt_tokens
+
+    def describe(self) -> dict[str, Any]:
+        """For a record; EngineFault where the server does not answer."""
+        return {
+            "name": self.name,
+            "backend": self._client.server_kind(),
+            "target": self._client.model,
+            "drafter": None,
+            "settings": {**asdict(self._asking), **self._spec.fields},
+        }
+
+
+class LocalArm:
+    """A backend in this process; ours with its drafter, or without."""
+
+    def __init__(
+        self,
+        spec: ArmSpec,
+        backend: Backend,
+        asking: Asking,
+        *,
+        target: str,
+        drafter: str | None,
+        kernels: str,
+    ) -> None:
+        self.name, self._spec, self._backend, self._asking = spec.name, spec, backend, asking
+        self._about = {"target": target, "drafter": drafter, "kernels": kernels}
+        self._params = SamplingParams(
+            max_tokens=asking.max_tokens,
+            temperature=asking.temperature,
+            seed=asking.seed,
+            ignore_eos=asking.ignore_eos,
+            num_speculative_tokens=spec.fields.get("num_speculative_tokens"),
+        )
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """Drafting, by which of the two it is."""
+        is_drafting = self._about["drafter"] is not None and self._params.num_speculative_tokens != 0
+        return {"drafting": is_drafting}
+
+    def echo(self, samples: Sequence[Sample]) -> Mapping[str, Any]:
+        """Drafting, as the cycles were."""
+        return {"drafting": any(sample.acceptance for sample in samples)}
+
+    def measure(self, prompt: str) -> Sample:
+        """Stream one answer; what the backend raises about it is its error."""
+        started_s = time.perf_counter()
+        times_s: list[float] = []
+        token_ids: list[int] = []
+        text, finish_reason, error = "", None, None
+        stats = AcceptanceStats()
+        try:
+            for chunk in self._backend.stream(prompt, self._params):
+                times_s.append(time.perf_counter())
+                token_ids += chunk.token_ids
+                text, finish_reason = text + chunk.text, chunk.finish_reason
+                if chunk.num_draft_tokens:
+                    stats.record_cycle(
+                        draft_length=chunk.num_draft_tokens, num_accepted_tokens=chunk.num_accepted_draft_tokens
+                    )
+        except OutriderError as raised:
+            error = str(raised)
+        return Sample(
+            started_s=started_s,
+            ttft_s=times_s[0] - started_s if times_s else None,
+            chunk_gaps_s=tuple(later - earlier for earlier, later in pairwise(times_s)),
+            e2e_s=(times_s[-1] if times_s else time.perf_counter()) - started_s,
+            num_prompt_tokens=self.count_prompt_tokens(prompt),
+            num_output_tokens=len(token_ids),
+            num_chunks=len(times_s),
+            text=text,
+            reasoning="",
+            tool_calls=(),
+            finish_reason=finish_reason,
+            error=error,
+            acceptance=_acceptance(stats),
+        )
+
+    def count_prompt_tokens(self, prompt: str) -> int:
+        """Tokens of a prompt as the backend reads it."""
+        return len(self._backend.encode(prompt))
+
+    def describe(self) -> dict[str, Any]:
+        """For a record."""
+        settings = {"kernels": self._about["kernels"], **asdict(self._asking), **self._spec.fields}
+        return {
+            "name": self.name,
+            "backend": "local",
+            "target": self._about["target"],
+            "drafter": self._about["drafter"],
+            "settings": settings,
+        }
+
+
+def _acceptance(stats: AcceptanceStats) -> dict[str, Any] | None:
+    """In the names that servers use; None where nothing was drafted."""
+    if stats.num_draft_tokens == 0:
+        return None
+    return {
+        "num_spec_steps": stats.num_cycles,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_accepted_draft_tokens": stats.num_accepted_tokens,
+    }

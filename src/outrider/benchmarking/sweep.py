@@ -1,0 +1,226 @@
+"""`bench sweep`: which draft length is fastest, for each workload, concurrency, context length and temperature.
+
+Cells are interleaved over rounds, every second round backwards, so that a machine that drifts does so in all of them.
+The same items are asked in the same order in every cell, each time with a new salt, and compared item by item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import exp, log
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from outrider.benchmarking.client import ChatRequest
+from outrider.benchmarking.integrity import examine
+from outrider.benchmarking.padding import pad_to
+from outrider.benchmarking.record import make_record
+from outrider.benchmarking.request_sets import Item, RequestSet
+from outrider.benchmarking.run_summary import row_of, summarize
+from outrider.benchmarking.runner import Asker, Load, Run, run_load
+from outrider.benchmarking.statistics import mean_interval
+from outrider.benchmarking.workloads import Workload
+from outrider.errors import ConfigError, EngineFault
+
+_MEAN_OF = ("output_tokens_per_s", "counted_tokens_per_s", "mean_acceptance_length", "acceptance_rate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """What draft lengths are compared under."""
+
+    workload: str
+    concurrency: int
+    context_tokens: int | None
+    """Of each prompt, about; None leaves prompts as they are."""
+    temperature: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All combinations of these, `num_rounds` times."""
+
+    draft_lengths: Sequence[int]
+    concurrencies: Sequence[int] = (1,)
+    context_tokens: Sequence[int | None] = (None,)
+    temperatures: Sequence[float] = (0.0,)
+    num_rounds: int = 3
+
+    def __post_init__(self) -> None:
+        """ConfigError for a plan that compares nothing."""
+        if len(set(self.draft_lengths)) < 2:
+            raise ConfigError("a sweep compares draft lengths; give two or more, as in 0,3,5,7.")
+        if self.num_rounds < 1:
+            raise ConfigError(f"num_rounds is {self.num_rounds}; give at least 1.")
+
+    def conditions(self, workloads: Sequence[str]) -> list[Condition]:
+        """Every combination but for the draft length."""
+        return [
+            Condition(workload=name, concurrency=concurrency, context_tokens=tokens, temperature=temperature)
+            for name, concurrency, tokens, temperature in product(
+                workloads, self.concurrencies, self.context_tokens, self.temperatures
+            )
+        ]
+
+    def num_runs(self, workloads: Sequence[str]) -> int:
+        """Runs of all rounds."""
+        return len(self.conditions(workloads)) * len(self.draft_lengths) * self.num_rounds
+
+
+Cell = tuple[Condition, int]
+
+
+def run_sweep(
+    asker: Asker,
+    request_sets: Sequence[RequestSet],
+    plan: Plan,
+    load: Load,
+    *,
+    progress: Callable[[str], object] = str,
+) -> dict[Cell, list[Run]]:
+    """Runs of every condition and draft length, one a round. `load` says the rest: requests a run, tokens, warm-ups.
+
+    `progress` hears what is about to run. EngineFault where the server does not take a draft length by request.
+    """
+    conditions = plan.conditions([each.name for each in request_sets])
+    sets = {
+        (each.name, tokens): _padded_set(asker, each, tokens)
+        for each, tokens in product(request_sets, plan.context_tokens)
+    }
+    cells = list(product(conditions, plan.draft_lengths))
+    runs: dict[Cell, list[Run]] = {cell: [] for cell in cells}
+    for number in range(plan.num_rounds):
+        for condition, length in cells if number % 2 == 0 else reversed(cells):
+            progress(f"{condition.workload}, n={length}, {condition.concurrency} at a time, round {number + 1}")
+            request_set = sets[condition.workload, condition.context_tokens]
+            run = run_load(asker, request_set, _load(load, condition, length))
+            _check_switch(run, length)
+            runs[condition, length].append(run)
+    return runs
+
+
+def _load(load: Load, condition: Condition, draft_length: int) -> Load:
+    extra = {**load.extra, "speculative": {"num_speculative_tokens": draft_length}}
+    return replace(load, concurrency=condition.concurrency, temperature=condition.temperature, extra=extra)
+
+
+def _padded_set(asker: Asker, request_set: RequestSet, num_tokens: int | None) -> RequestSet:
+    if num_tokens is None:
+        return request_set
+
+    def count(item: Item) -> int:
+        request = ChatRequest(messages=item.messages, prompt=item.prompt, tools=item.tools, max_tokens=1)
+        sample = asker.complete(request)
+        if sample.error is not None:
+            raise ConfigError(f"the server refused a prompt of {request_set.name}: {sample.error}")
+        if sample.num_prompt_tokens is None:
+            raise EngineFault(
+                f"the server did not say how long a prompt is ({sample.error}); it must answer with usage."
+            )
+        return sample.num_prompt_tokens
+
+    items = tuple(pad_to(item, num_tokens, seed=at, count=count) for at, item in enumerate(request_set.items))
+    return replace(request_set, items=items)
+
+
+def _check_switch(run: Run, draft_length: int) -> None:
+    """More drafts than were asked for mean that the server does not listen: the curve would be flat and false."""
+    counted = run.counted
+    if counted is None or not counted.num_drafts or counted.num_draft_tokens is None:
+        return
+    if counted.num_draft_tokens > draft_length * counted.num_drafts:
+        raise EngineFault(
+            f"the server drafts {counted.num_draft_tokens / counted.num_drafts:.1f} tokens a cycle though requests ask "
+            f"for {draft_length}, so it takes no draft length by request. Start it once for each and use bench run."
+        )
+
+
+def summarize_sweep(runs: dict[Cell, list[Run]]) -> list[dict[str, Any]]:
+    """A row for each cell: its speed, against the best length of its condition, and whether that is n = 0."""
+    rows = []
+    for condition in dict.fromkeys(condition for condition, _ in runs):
+        speeds = {length: item_speeds(each) for (found, length), each in runs.items() if found == condition}
+        best = max(speeds, key=lambda length: fmean(speeds[length].values()) if speeds[length] else float("-inf"))
+        for length in speeds:
+            each = runs[condition, length]
+            is_best = length == best
+            ratio, interval = (1.0, None) if is_best else _ratio_interval(speeds[length], speeds[best])
+            summaries = [summarize(run) for run in each]
+            rows.append(
+                {
+                    **vars(condition),
+                    "num_speculative_tokens": length,
+                    **{name: _mean([summary[name] for summary in summaries]) for name in _MEAN_OF},
+                    "num_prompt_tokens": _mean([sample.num_prompt_tokens for run in each for sample in run.samples]),
+                    "ratio_to_best": ratio,
+                    "ratio_interval": interval,
+                    "is_best": is_best,
+                    "drafter_loses": best == 0,
+                    "faults": sorted({fault.name for run in each for fault in examine(run) if fault.is_fatal}),
+                }
+            )
+    return rows
+
+
+def item_speeds(runs: Sequence[Run]) -> dict[int, float]:
+    """Log of tokens a second, end to end, of each request by its place, rounds averaged: places are what pairs.
+
+    A place at which any round failed or wrote nothing is left out.
+    """
+    places: dict[int, list[float]] = {}
+    for run in runs:
+        for place, sample in enumerate(run.samples):
+            if sample.error is None and sample.num_output_tokens and sample.e2e_s > 0:
+                places.setdefault(place, []).append(log(sample.num_output_tokens / sample.e2e_s))
+    return {place: fmean(values) for place, values in places.items() if len(values) == len(runs)}
+
+
+def _ratio_interval(speeds: dict[int, float], best: dict[int, float]) -> tuple[float | None, list[float] | None]:
+    """Speed as a share of the best one's and its 95 % interval, paired by place."""
+    differences = np.array([speeds[place] - best[place] for place in speeds if place in best])
+    if len(differences) < 2:
+        return (exp(differences[0]) if len(differences) else None), None
+    low, high = mean_interval(differences)
+    return exp(differences.mean()), [exp(low), exp(high)]
+
+
+def sweep_record(
+    runs: dict[Cell, list[Run]],
+    request_sets: Sequence[RequestSet],
+    summary: list[dict[str, Any]],
+    *,
+    name: str,
+    url: str,
+    model: str,
+) -> dict[str, Any]:
+    """A record: an arm for each draft length, a row for each request with its cell and round."""
+    (first, *_) = next(iter(runs.values()))
+    lengths = dict.fromkeys(length for _, length in runs)
+    arms = [
+        {
+            "name": f"n={length}",
+            "backend": first.server,
+            "target": model,
+            "drafter": None,
+            "settings": {"url": url, "num_speculative_tokens": length, "max_tokens": first.load.max_tokens},
+        }
+        for length in lengths
+    ]
+    rows = [
+        {"arm": f"n={length}", **vars(condition), "round": number, "place": place, **row_of(sample)}
+        for (condition, length), each in runs.items()
+        for number, run in enumerate(each)
+        for place, sample in enumerate(run.samples)
+    ]
+    prompts = tuple(prompt for each in request_sets for prompt in each.workload.prompts)
+    workload = Workload("+".join(each.name for each in request_sets), prompts)
+    return make_record(name, workload=workload, arms=arms, rows=rows, summary=summary)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

@@ -1,0 +1,141 @@
+"""`outrider bench quality`: the same answers, and as many right ones, with speculation as without?"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from outrider.benchmarking.record import make_record, write_record
+from outrider.cli import options
+from outrider.cli.bench_run import KEY_VARIABLE, ApiKey, Model, Record, Timeout, Url
+from outrider.cli.output import emit_json, new_file, progress_bar, progress_line, show
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.benchmarking.problems import Problem
+
+FAULTS = {
+    "different_text": "some answers differ, and greedy ones must not: a fault, or near ties that rounding decides",
+    "errors": "some requests failed, and their problems do not count",
+    "nothing_drafted": "nothing was drafted with speculation on: plain was compared with plain",
+    "accuracy": "fewer answers are right with speculation, by more than chance allows",
+}
+
+
+def quality(
+    url: Url,
+    gsm8k: Annotated[Path | None, typer.Option(help="A JSONL file of GSM8K: question, answer with '#### N'.")] = None,
+    calls: Annotated[
+        Path | None, typer.Option(help="A JSONL file of tool calls: messages, tools, expected {name, arguments}.")
+    ] = None,
+    human_eval: Annotated[
+        bool, typer.Option("--human-eval", help="HumanEval of the human-eval package; runs what the model wrote.")
+    ] = False,
+    allow_code_execution: Annotated[
+        bool,
+        typer.Option("--allow-code-execution", help="Let programs run here, with little time, memory and no more."),
+    ] = False,
+    limit: Annotated[int | None, typer.Option(help="Take the first so many problems of each set.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of each answer.")] = 1024,
+    plain_url: Annotated[
+        str | None, typer.Option(help="A server without a drafter, for those that cannot switch it off by request.")
+    ] = None,
+    model: Model = None,
+    api_key: ApiKey = None,
+    timeout_s: Timeout = 600.0,
+    record: Record = None,
+    as_json: options.Json = False,
+) -> None:
+    """Compare answers with speculation on and off; exit code 1 if a text differs or accuracy fell.
+
+    Without a file or --human-eval it asks a small set of our own: sums in words, and tool calls.
+    """
+    from outrider.benchmarking.client import ServerClient
+    from outrider.benchmarking.problems import problems_workload
+    from outrider.benchmarking.quality import PLAIN, SPECULATIVE, run_quality, summarize_quality
+
+    if human_eval and not allow_code_execution:
+        raise ConfigError("--human-eval runs programs that a model wrote. Add --allow-code-execution if you want that.")
+    name, problems = _problems(gsm8k, calls, is_human_eval=human_eval, limit=limit)
+    new_file("--record", record)
+    key = api_key or os.environ.get(KEY_VARIABLE)
+    with ExitStack() as stack:
+        client = stack.enter_context(closing(ServerClient(url, model=model, api_key=key, timeout_s=timeout_s)))
+        plain = None
+        if plain_url is not None:
+            plain = stack.enter_context(closing(ServerClient(plain_url, model=model, api_key=key, timeout_s=timeout_s)))
+        target, kind = client.model, client.server_kind()
+        report = stack.enter_context(progress_bar(2 * len(problems)))
+        pairs = run_quality(client, problems, plain_client=plain, max_tokens=max_tokens, progress=report)
+    summary = summarize_quality(pairs)
+    if record is not None:
+        urls = {PLAIN: plain_url or url, SPECULATIVE: url}
+        settings = {"max_tokens": max_tokens, "temperature": 0.0}
+        arms = [
+            {
+                "name": arm,
+                "backend": kind,
+                "target": target,
+                "drafter": None,
+                "settings": {"url": urls[arm], **settings},
+            }
+            for arm in (PLAIN, SPECULATIVE)
+        ]
+        rows = [asdict(answer) for pair in pairs for answer in pair]
+        workload = problems_workload(name, problems)
+        write_record(make_record("quality", workload=workload, arms=arms, rows=rows, summary=summary), record)
+    emit_json(summary) if as_json else _show(summary, f"{target}: {name}")
+    for fault in summary["faults"]:
+        progress_line(f"fault: {FAULTS[fault]}")
+    if not summary["drafting_confirmed"] and "nothing_drafted" not in summary["faults"]:
+        progress_line("warning: the server says nothing of its drafts, so both arms may have been the same")
+    if summary["faults"]:
+        raise typer.Exit(1)
+
+
+def _problems(
+    gsm8k: Path | None, calls: Path | None, *, is_human_eval: bool, limit: int | None
+) -> tuple[str, list[Problem]]:
+    from outrider.benchmarking.problems import human_eval_problems, own_problems, read_calls, read_gsm8k
+
+    if limit is not None and limit < 1:
+        raise ConfigError(f"--limit {limit} leaves no problem. Give at least 1.")
+    sets = {}
+    if gsm8k is not None:
+        sets["gsm8k"] = read_gsm8k(gsm8k)
+    if calls is not None:
+        sets["calls"] = read_calls(calls)
+    if is_human_eval:
+        sets["human-eval"] = human_eval_problems()
+    sets = sets or {"own": own_problems()}
+    return "+".join(sets), [problem for each in sets.values() for problem in each[:limit]]
+
+
+def _show(summary: dict[str, Any], title: str) -> None:
+    num_sound = summary["num_problems"] - summary["num_errors"]
+    table = Table(title=f"{title}: {summary['num_same_text']} of {num_sound} answers are the same text")
+    for column in ("problems", "number", "same text", "right, plain", "right, speculative"):
+        table.add_column(column, justify="left" if column == "problems" else "right")
+    for kind, row in summary["by_kind"].items():
+        shares = (_percent(row["plain"]), _percent(row["speculative"]))
+        table.add_row(kind, str(row["num_problems"]), str(row["num_same_text"]), *shares)
+    accuracy = summary["accuracy"]
+    totals = (str(num_sound), str(summary["num_same_text"]))
+    table.add_row("all", *totals, _percent(accuracy["plain"]), _percent(accuracy["speculative"]), style="bold")
+    show(table)
+    if summary["mcnemar_p"] is not None:
+        show(
+            f"Only plain right: {summary['only_plain_right']}; only speculative: {summary['only_speculative_right']}. "
+            f"McNemar exact p = {summary['mcnemar_p']:.3g}; {num_sound} problems allow that up to "
+            f"{100 * summary['max_discordance']:.1f} % of all such problems are judged differently (95 %)."
+        )
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"

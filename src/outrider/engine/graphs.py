@@ -1,0 +1,190 @@
+"""Greedy cycles on a device: two functions of tensors, captured once a bucket, between which the host only launches.
+
+Data decides no shape and no branch (design §4.1): requests, drafts and rows come in buckets, and what a bucket has too
+many of is spare. On CUDA the functions are captured as graphs; elsewhere they run as they are, which is their twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from outrider.engine.batch import Anchors
+from outrider.engine.cycle import Decided, Judged, accept_best, verify
+from outrider.engine.proposer import GreedyProposer, Proposer
+from outrider.engine.state import RequestState
+from outrider.models.attention import LayerCaches
+from outrider.models.gemma import GemmaTarget
+
+SPARE_REQUEST = (-1, 0, 0, -1, -1)  # seat, anchor id, position, draft length, planned count
+NUM_COUNTS = 3  # of what comes back for a request before its drafts: accepted tokens, target's token, is finite
+
+
+class Graphs:
+    """Functions of tensors that stay where they are, captured by name and replayed; without CUDA they are called."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        if device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def run(self, key: Hashable, function: Callable[[], None]) -> None:
+        """Launch function() on the current stream; the first time for a key takes long."""
+        if self.device.type != "cuda":
+            function()
+            return
+        if key not in self._graphs:
+            self._graphs[key] = self._captured(function)
+        self._graphs[key].replay()
+
+    def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Run once, so that kernels are compiled and faults are raised, then capture; running twice changes nothing."""
+        current = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            function()
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may use the device meanwhile: theirs is no part of the capture.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            function()
+        return graph
+
+
+class DeviceCycle:
+    """Cycles of plain greedy requests: the same verdicts, tokens and caches as `run_cycle`.
+
+    `launch` returns at once and `wait` has what was decided; one cycle is under way at a time. The host writes one
+    pinned buffer, int64 [5, Q], and reads one, int64 [Q, 3 + K].
+    """
+
+    def __init__(
+        self,
+        target: GemmaTarget,
+        caches: LayerCaches,
+        proposer: Proposer | None,
+        *,
+        max_seats: int,
+        rows_per_pass: int | None = None,
+        default_draft_length: int = 0,
+    ) -> None:
+        """`proposer` is None or replayable (`is_replayable`); `rows_per_pass` is the only bucket of rows, if given."""
+        self.target, self.caches, self.proposer, self.rows_per_pass = target, caches, proposer, rows_per_pass
+        self.max_seats, longest = max_seats, proposer.max_draft_length if proposer is not None else 0
+        self.draft_buckets = sorted({default_draft_length, longest} - {0})
+        self.graphs, device, is_cuda = Graphs(target.device), target.device, target.device.type == "cuda"
+        self._sent = torch.tensor(SPARE_REQUEST)[:, None].repeat(1, max_seats)
+        self._received = torch.zeros(max_seats, NUM_COUNTS + longest, dtype=torch.int64)
+        if is_cuda:
+            self._sent, self._received = self._sent.pin_memory(), self._received.pin_memory()
+        self._sent_numbers = self._sent.numpy()
+        self._requests, self._decided = self._sent.to(device, copy=True), self._received.to(device, copy=True)
+        self._drafts = torch.zeros(max_seats, longest, dtype=torch.int64, device=device)
+        self._done = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+        self._lengths: Sequence[int] = ()
+
+    def launch(self, requests: Sequence[RequestState], lengths: Sequence[int]) -> None:
+        """Begin a cycle with so many drafts for each request, all of them plain greedy.
+
+        DrafterFault where the drafter fails; nothing of the cycle counts then.
+        """
+        sent, num_requests, longest = self._sent_numbers, len(requests), max(lengths)
+        sent[:, num_requests:] = [[value] for value in SPARE_REQUEST]
+        sent[0, :num_requests] = [request.seat for request in requests]
+        sent[1, :num_requests] = [request.anchor_token_id for request in requests]
+        sent[2, :num_requests] = [request.anchor_position for request in requests]
+        sent[3, :num_requests] = lengths
+        sent[4, :num_requests] = [request.planned_count for request in requests]
+        # Not part of a graph: the allocator of pinned memory has to know which stream uses it.
+        self._requests.copy_(self._sent, non_blocking=True)
+        if longest > 0:
+            draft_length = next(bucket for bucket in self.draft_buckets if bucket >= longest)
+            self._run_draft(bucket_of(num_requests, most=self.max_seats), draft_length)
+        self._run_verify(self.rows_per_pass or bucket_of(num_requests + sum(lengths)))
+        self._received.copy_(self._decided, non_blocking=True)
+        if self._done is not None:
+            self._done.record(torch.cuda.current_stream(self.target.device))
+        self._lengths = tuple(lengths)
+
+    def wait(self) -> Decided:
+        """What the cycle that was launched last has decided, once it is done."""
+        if self._done is not None:
+            self._done.synchronize()
+        rows = self._received[: len(self._lengths)].tolist()
+        return Decided(
+            num_accepted_tokens=[row[0] for row in rows],
+            target_token_ids=[row[1] for row in rows],
+            is_finite=[row[2] != 0 for row in rows],
+            draft_token_ids=[row[NUM_COUNTS:] for row in rows],
+            draft_lengths=self._lengths,
+            logprobs=[()] * len(rows),
+        )
+
+    def warm_up(self, max_rows: int) -> None:
+        """Capture what a running engine is likely to need, for up to so many rows, with no request in it."""
+        self._requests.copy_(torch.tensor(SPARE_REQUEST)[:, None].expand_as(self._requests))
+        for num_requests in buckets_up_to(self.max_seats, most=self.max_seats):
+            for draft_length in self.draft_buckets[:1]:
+                self._run_draft(num_requests, draft_length)
+        for num_rows in [self.rows_per_pass] if self.rows_per_pass else buckets_up_to(max_rows):
+            self._run_verify(num_rows)
+
+    def _run_draft(self, num_requests: int, draft_length: int) -> None:
+        key = ("draft", num_requests, draft_length)
+        self.graphs.run(key, partial(self._draft, num_requests, draft_length))
+
+    def _run_verify(self, num_rows: int) -> None:
+        self.graphs.run(("verify", num_rows), partial(self._verify, num_rows))
+
+    def _draft(self, num_requests: int, draft_length: int) -> None:
+        """So many drafts after the anchors of the first requests; a request's own length says how many count."""
+        assert isinstance(self.proposer, GreedyProposer)
+        draft = self.proposer.propose_greedily(self._anchors(num_requests), draft_length)
+        self._drafts[:num_requests, :draft_length] = draft.token_ids
+
+    def _verify(self, num_rows: int) -> None:
+        """All that follows the drafts, for all requests that there can be."""
+        anchors = self._anchors(self.max_seats)
+
+        def judge(hidden: Tensor, row_index: Tensor) -> Judged:
+            return accept_best(anchors, self._drafts, self.target, hidden, row_index)
+
+        (num_accepted, target_token_ids), is_finite, _ = verify(
+            anchors,
+            self._drafts,
+            judge,
+            num_rows=num_rows,
+            target=self.target,
+            caches=self.caches,
+            proposer=self.proposer,
+        )
+        counts = torch.stack([num_accepted, target_token_ids, is_finite.long()], dim=1)
+        self._decided.copy_(torch.cat([counts, self._drafts], dim=1))
+
+    def _anchors(self, num_requests: int) -> Anchors:
+        seats, token_ids, positions, lengths, planned = self._requests[:, :num_requests].unbind(0)
+        return Anchors(
+            seats=seats,
+            anchor_token_ids=token_ids,
+            anchor_positions=positions,
+            draft_lengths=lengths,
+            planned_counts=planned,
+        )
+
+
+def bucket_of(count: int, *, most: int | None = None) -> int:
+    """The smallest of 1, 2, 4, … that is not less than `count`; `most` caps the last one."""
+    bucket = 1
+    while bucket < count:
+        bucket *= 2
+    return bucket if most is None else min(bucket, most)
+
+
+def buckets_up_to(count: int, *, most: int | None = None) -> list[int]:
+    """All buckets that counts of 1 to `count` fall into, ascending."""
+    return sorted({bucket_of(each, most=most) for each in range(1, count + 1)})

@@ -1,0 +1,267 @@
+"""The device's cycle, run as it is on a CPU: the twin of what CUDA replays, and equal to `run_cycle` in all it leaves.
+
+Seen red: the last request's drafts left out; a planned count left out; the tokens of an aborted request taken;
+numbers read in `pack_rows`, or brought to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from outrider.core import Chunk, SamplingParams
+from outrider.engine.batch import Anchors
+from outrider.engine.engine import Engine
+from outrider.engine.graphs import DeviceCycle, bucket_of, buckets_up_to
+from outrider.engine.proposer import DFlashProposer, FencedProposer
+from outrider.engine.rejection import DraftBlock
+from outrider.models.drafter_config import MarkovKind
+from tests.cases.common import snapshot, toy_proposer
+from tests.counted_space import CountedSpace
+from tests.paged import paged_engine
+from tests.scripted import ScriptedProposer, TableTarget, make_test_engine, run_requests
+from tests.toy import reference_greedy, toy_drafter, toy_dspark, toy_target
+
+TARGET = toy_target()
+NUM_SEATS, NUM_TOKENS = 5, 12
+PROMPTS = ([5, 17, 80], [3], [44, 9, 61, 2, 33, 70, 12, 8, 50], [7, 7, 21, 90, 4])
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS)
+RAGGED = [replace(GREEDY, num_speculative_tokens=length) for length in (None, 1, 3, 0)]
+MIXED = [GREEDY, replace(GREEDY, temperature=1.0, seed=5, max_tokens=4), replace(GREEDY, logprobs=1), GREEDY]
+
+
+def dspark(kind: MarkovKind, draft_vocab_size: int | None = None) -> DFlashProposer:
+    drafter = toy_dspark(TARGET, kind=kind, draft_vocab_size=draft_vocab_size)
+    return toy_proposer(drafter, num_seats=NUM_SEATS)
+
+
+PROPOSERS: dict[str, Callable[[], DFlashProposer | None]] = {
+    "none": lambda: None,
+    "dflash": lambda: toy_proposer(toy_drafter(TARGET), num_seats=NUM_SEATS),
+    "reduced": lambda: toy_proposer(toy_drafter(TARGET, draft_vocab_size=48), num_seats=NUM_SEATS),
+    "vanilla": lambda: dspark(MarkovKind.VANILLA),
+    "gated": lambda: dspark(MarkovKind.GATED),
+    "rnn": lambda: dspark(MarkovKind.RNN, draft_vocab_size=48),
+}
+
+
+def on_device(engine: Engine) -> Engine:
+    """The engine as it is on CUDA, but for the capture."""
+    engine.use_device_cycle()
+    assert engine.device_cycle is not None
+    engine.warm_up()
+    return engine
+
+
+def finished(engine: Engine, params: Sequence[SamplingParams]) -> list[Any]:
+    """All that a run leaves of each request."""
+    requests = [engine.add(prompt, each) for prompt, each in zip(PROMPTS, params, strict=True)]
+    chunks: list[Chunk] = []
+    while engine.has_work:
+        chunks += engine.step()
+    told = [
+        [token for chunk in chunks if chunk.request_index == r.index for token in chunk.token_ids] for r in requests
+    ]
+    assert told == [request.output_token_ids for request in requests]
+    return [(request.output_token_ids, request.finish_reason, request.acceptance) for request in requests]
+
+
+class TensorScript:
+    """The target's own text after each seat's prompt, some slots spoiled: a function of tensors."""
+
+    name = "tensor script"
+    tap_layers: tuple[int, ...] = ()
+    max_draft_length, default_draft_length = 6, 4
+
+    def __init__(self, texts: Tensor) -> None:
+        self.texts = texts  # int64 [S, P]
+
+    def propose(self, batch: Anchors, draft_length: int) -> DraftBlock:
+        return self.propose_greedily(batch, draft_length)
+
+    def propose_greedily(self, anchors: Anchors, draft_length: int) -> DraftBlock:
+        slots = torch.arange(draft_length, device=self.texts.device)
+        places = (anchors.anchor_positions[:, None] + 1 + slots).clamp_max(self.texts.shape[1] - 1)
+        drafts = self.texts[anchors.seats.clamp_min(0)[:, None], places]
+        is_spoiled = slots == (anchors.anchor_positions * 3 % 5)[:, None]
+        drafts = torch.where(is_spoiled, (drafts + 1) % 96, drafts)
+        return DraftBlock(drafts, drafts[..., None], torch.ones_like(drafts, dtype=torch.float64)[..., None])
+
+    def commit(self, taps: Tensor, seats: Tensor, positions: Tensor) -> None:
+        pass
+
+
+def scripted() -> TensorScript:
+    texts = [[*prompt, *reference_greedy(TARGET, prompt, NUM_TOKENS)] for prompt in PROMPTS]
+    return TensorScript(torch.tensor([text + [0] * (40 - len(text)) for text in texts]))
+
+
+@pytest.mark.parametrize("name", PROPOSERS)
+def test_texts_verdicts_and_caches_are_those_of_run_cycle(name: str) -> None:
+    first, second = PROPOSERS[name](), PROPOSERS[name]()
+    expected = make_test_engine(TARGET, first, max_seats=NUM_SEATS)
+    engine = on_device(make_test_engine(TARGET, second and FencedProposer(second), max_seats=NUM_SEATS))
+    assert finished(engine, RAGGED) == finished(expected, RAGGED)
+    caches = [(expected.caches, engine.caches)]
+    if first is not None and second is not None:
+        caches.append((first.caches, second.caches))
+    for ours, theirs in caches:
+        assert any(bool(each.any()) for each in snapshot(ours))
+        for mine, other in zip(snapshot(ours), snapshot(theirs), strict=True):
+            torch.testing.assert_close(mine, other)
+
+
+def test_every_count_of_accepted_drafts_occurs() -> None:
+    expected = finished(make_test_engine(TARGET, scripted(), max_seats=4), [GREEDY] * 4)
+    engine = on_device(make_test_engine(TARGET, scripted(), max_seats=4))
+    found = finished(engine, [GREEDY] * 4)
+    assert found == expected
+    assert {count for _, _, stats in found for count in stats.accepted_histogram} == {0, 1, 2, 3, 4}
+    longer = replace(GREEDY, num_speculative_tokens=6)
+    assert [each[0] for each in finished(engine, [longer] * 4)] == [each[0] for each in expected]
+
+
+@pytest.mark.parametrize("name", ["none", "dflash", "gated"])
+def test_other_requests_come_and_go(name: str) -> None:
+    expected = finished(make_test_engine(TARGET, PROPOSERS[name](), max_seats=NUM_SEATS), MIXED)
+    engine = on_device(make_test_engine(TARGET, PROPOSERS[name](), max_seats=NUM_SEATS))
+    assert finished(engine, MIXED) == expected
+
+
+def test_constant_shapes_are_kept() -> None:
+    target = TableTarget.constant([0.2, 0.8])
+    engine = make_test_engine(target, max_seats=1, rows_per_pass=7, prefill_rows=7)
+    run_requests(on_device(engine), ([1] * 8, GREEDY))
+    assert {len(rows.seats) for rows in target.passes} == {7}
+
+
+def test_rows_come_in_buckets() -> None:
+    target = TableTarget.constant([0.2, 0.8])
+    engine = on_device(make_test_engine(target, max_seats=20))
+    target.passes = []
+    run_requests(engine, *[([1], GREEDY)] * 20)
+    assert {len(rows.seats) for rows in target.passes if len(rows.seats) > 1} == {32}
+    assert [bucket_of(count) for count in (1, 2, 3, 9)] == [1, 2, 4, 16]
+    assert (bucket_of(17), bucket_of(9, most=12)) == (32, 12)
+    assert (buckets_up_to(6, most=6), buckets_up_to(9)) == ([1, 2, 4, 6], [1, 2, 4, 8, 16])
+
+
+@pytest.mark.parametrize("num_pages", [8, 9, 12])
+def test_a_preempted_request_writes_the_same(num_pages: int) -> None:
+    engine = make_test_engine(TARGET, PROPOSERS["dflash"](), max_seats=NUM_SEATS, space=CountedSpace(num_pages))
+    found = finished(on_device(engine), RAGGED)
+    assert engine.scheduler.num_preemptions > 0
+    assert [each[0] for each in found] == [reference_greedy(TARGET, prompt, NUM_TOKENS) for prompt in PROMPTS]
+
+
+def test_pages_are_reserved_ahead_and_come_back() -> None:
+    engine, kv_cache = paged_engine(TARGET, toy_drafter(TARGET), max_seats=3)
+    found = finished(on_device(engine), RAGGED)
+    assert [each[0] for each in found] == [reference_greedy(TARGET, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    kv_cache.assert_consistent()
+    assert kv_cache.num_free_pages == kv_cache.num_pages
+
+
+def test_a_request_may_be_dropped_while_its_cycle_is_under_way() -> None:
+    engine = on_device(make_test_engine(TARGET, PROPOSERS["dflash"](), max_seats=2))
+    dropped, kept = engine.add(PROMPTS[0], GREEDY), engine.add(PROMPTS[2], GREEDY)
+    for _ in range(3):
+        engine.step()
+    num_tokens = len(dropped.output_token_ids)
+    engine.abort(dropped)
+    late = engine.add(PROMPTS[3], GREEDY)  # gets the seat at once
+    chunks: list[Chunk] = []
+    while engine.has_work:
+        chunks += engine.step()
+    assert (len(dropped.output_token_ids), dropped.finish_reason) == (num_tokens, "abort")
+    assert not [chunk for chunk in chunks if chunk.request_index == dropped.index]
+    expected = [reference_greedy(TARGET, prompt, NUM_TOKENS) for prompt in (PROMPTS[2], PROMPTS[3])]
+    assert [kept.output_token_ids, late.output_token_ids] == expected
+
+
+def test_only_the_request_with_bad_logits_fails() -> None:
+    table = torch.full((4, 4), -torch.inf)
+    table[[0, 1, 2, 3], [1, 0, 3, 0]] = 0.0
+    table[3] = torch.nan
+    engine = on_device(make_test_engine(TableTarget(table), max_seats=3))
+    requests = [engine.add(prompt, GREEDY) for prompt in ([0], [2], [1])]
+    while engine.has_work:
+        engine.step()
+    assert [request.finish_reason for request in requests] == ["length", "error", "length"]
+
+
+class BreakingProposer(TensorScript):
+    """Fails after some calls of one of its methods."""
+
+    tap_layers = (1,)
+
+    def __init__(self, texts: Tensor, method: str, num_calls: int) -> None:
+        super().__init__(texts)
+        self.method, self.calls_left = method, num_calls
+
+    def _count(self, method: str) -> None:
+        self.calls_left -= method == self.method
+        if self.calls_left < 0:
+            raise RuntimeError("out of drafts")
+
+    def propose_greedily(self, anchors: Anchors, draft_length: int) -> DraftBlock:
+        self._count("propose")
+        return super().propose_greedily(anchors, draft_length)
+
+    def commit(self, taps: Tensor, seats: Tensor, positions: Tensor) -> None:
+        self._count("commit")
+
+
+@pytest.mark.parametrize("num_calls", [0, 6])
+@pytest.mark.parametrize("method", ["propose", "commit"])
+def test_a_failing_drafter_costs_no_request(method: str, num_calls: int, caplog: pytest.LogCaptureFixture) -> None:
+    fenced = FencedProposer(BreakingProposer(scripted().texts, method, num_calls))
+    engine = make_test_engine(TARGET, fenced, max_seats=4)
+    found = finished(on_device(engine), [GREEDY] * 4)
+    assert [each[0] for each in found] == [reference_greedy(TARGET, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    assert engine.proposer is None
+    assert "out of drafts" in (engine.drafter_fault or "")
+
+
+def test_a_proposer_that_needs_the_host_is_left_to_run_cycle() -> None:
+    engine = make_test_engine(TARGET, FencedProposer(ScriptedProposer([[0] * 40] * 4)), max_seats=4)
+    engine.use_device_cycle()
+    assert engine.device_cycle is None
+    assert finished(engine, [GREEDY] * 4)[0][0] == reference_greedy(TARGET, PROMPTS[0], NUM_TOKENS)
+
+
+def test_on_a_cpu_it_is_not_used() -> None:
+    assert make_test_engine(TARGET).device_cycle is None
+
+
+class NothingRead(TorchDispatchMode):
+    """Refuses what would make a device wait for the host, or the host for a device."""
+
+    REFUSED = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "unique", "equal")
+    REFUSED_AS_WELL = ("resolve_conj", "lift_fresh")  # of `tolist`, and of a tensor made from the host's numbers
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert not name.startswith(self.REFUSED + self.REFUSED_AS_WELL), f"{name} reads from the device or writes to it"
+        masks = [each for index in args[1:2] if name.startswith("index") for each in index if each is not None]
+        assert all(mask.dtype != torch.bool for mask in masks), "a mask decides a shape"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", PROPOSERS)
+def test_between_launch_and_result_nothing_is_read(name: str) -> None:
+    proposer = PROPOSERS[name]()
+    engine = make_test_engine(TARGET, proposer, max_seats=NUM_SEATS)
+    requests = [engine.add(prompt, GREEDY) for prompt in PROMPTS]
+    engine.step()
+    cycle = DeviceCycle(TARGET, engine.caches, proposer, max_seats=NUM_SEATS, default_draft_length=4)
+    lengths = [4, 2, 0, 3] if proposer is not None else [0] * 4
+    with torch.inference_mode(), NothingRead():
+        cycle.launch(requests, lengths)
+    assert cycle.wait().draft_lengths == tuple(lengths)

@@ -1,0 +1,154 @@
+"""What the compile test compiles: every wrapper at the dimensions it is used with, on tensors without numbers."""
+
+from __future__ import annotations
+
+import unittest.mock
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.kernels import attention as paged
+from outrider.kernels import matmul_low_bit, rows
+from outrider.kernels.heads import HeadNorms, HeadRows
+from outrider.kernels.layer_cache import LayerCache
+from outrider.kernels.low_bit import LowBitMatrix
+from outrider.kernels.matmul import Limits, Products
+
+NUM_ROWS, NUM_PAGES, PAGE_SIZE, TABLE_WIDTH, NUM_SEATS, EPS = 16, 512, 16, 128, 4, 1e-6
+WIDE = 5376  # hidden size of the 31B target
+LIMITS = {
+    80: Limits(108, 163 << 10, is_hopper=False),
+    86: Limits(82, 99 << 10, is_hopper=False),
+    89: Limits(128, 99 << 10, is_hopper=False),
+    90: Limits(132, 227 << 10, is_hopper=True),
+    120: Limits(170, 99 << 10, is_hopper=False),
+}
+SHAPES = {"sliding": (32, 16, 256), "full": (32, 4, 512), "draft": (64, 8, 128), "small": (4, 1, 256)}  # H, G, D
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """A tensor of the meta device."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def floats(*shape: int) -> Tensor:
+    """Norms and rotary tables."""
+    return empty(*shape, dtype=torch.float32)
+
+
+def ids(*shape: int) -> Tensor:
+    """Seats, positions and tokens."""
+    return empty(*shape, dtype=torch.int64)
+
+
+def empty_cache(num_groups: int, head_size: int) -> LayerCache:
+    """Pages of one layer."""
+    pages = (empty(NUM_PAGES, PAGE_SIZE, num_groups, head_size) for _ in range(2))
+    return LayerCache(*pages, empty(NUM_SEATS, TABLE_WIDTH, dtype=torch.int32))
+
+
+def finish_heads(shape: str, **changes: Any) -> Callable[[], object]:
+    """Queries, keys and values out of one wide product, to the cache."""
+    num_heads, num_groups, size = SHAPES[shape]
+    parts = (num_heads * size, num_groups * size, num_groups * size)
+    projected = HeadRows(*empty(NUM_ROWS, sum(parts)).split(parts, dim=1))
+    norms, table = HeadNorms(floats(size), floats(size), floats(size)), floats(4096, size // 2)
+    options = {"cache": empty_cache(num_groups, size), "seats": ids(NUM_ROWS)} | changes
+    return lambda: rows.finish_heads(projected, norms, table, table, ids(NUM_ROWS), eps=EPS, **options)
+
+
+def finish_context(shape: str) -> Callable[[], object]:
+    """Keys and values alone, to the cache."""
+    _, num_groups, size = SHAPES[shape]
+    keys, values = (empty(NUM_ROWS, num_groups * size) for _ in range(2))
+    norms, table = HeadNorms(None, floats(size), None), floats(4096, size // 2)
+    options = {"cache": empty_cache(num_groups, size), "seats": ids(NUM_ROWS)}
+    return lambda: rows.finish_heads(
+        HeadRows(None, keys, values), norms, table, table, ids(NUM_ROWS), eps=EPS, **options
+    )
+
+
+def attend(
+    shape: str, architecture: int, *, num_rows: int = NUM_ROWS, num_fresh: int = 0, table_width: int = TABLE_WIDTH
+) -> Callable[[], object]:
+    """Attention as a GPU of that architecture tiles it."""
+    num_heads, num_groups, size = SHAPES[shape]
+    cache = empty_cache(num_groups, size)._replace(table=empty(NUM_SEATS, table_width, dtype=torch.int32))
+    fresh = empty(num_fresh, num_groups, size) if num_fresh else None
+    queries, spans = empty(num_rows, num_heads, size), empty(num_rows, 5, dtype=torch.int32)
+
+    def call() -> object:
+        with unittest.mock.patch.object(paged, "architecture_of", return_value=architecture):
+            return paged.attention(queries, cache, spans, scale=1.0, fresh_k=fresh, fresh_v=fresh)
+
+    return call
+
+
+def low_bit(name: str, kind: str, num_rows: int, architecture: int) -> Callable[[], object]:
+    """A product, or the head's, of int8 or int4 weights as a GPU of that architecture tiles it."""
+    values = empty(WIDE, WIDE, dtype=torch.int8) if kind == "int8" else empty(WIDE, WIDE // 2, dtype=torch.uint8)
+    scales = floats(WIDE, 1) if kind == "int8" else empty(WIDE, WIDE // 32)
+    call = matmul_low_bit.low_bit_product if name == "product" else matmul_low_bit.low_bit_best
+
+    def launch() -> object:
+        with unittest.mock.patch.object(matmul_low_bit, "device_limits", return_value=LIMITS[architecture]):
+            return call(empty(num_rows, WIDE), LowBitMatrix(values, scales))
+
+    return launch
+
+
+def products_of(architecture: int) -> Products:
+    """As such a GPU cuts them up."""
+    products = Products(torch.device("meta"))
+    products.limits = LIMITS[architecture]
+    return products
+
+
+def product_cases(architecture: int) -> dict[str, Callable[[], object]]:
+    """The products of one architecture, by name."""
+    products, head = products_of(architecture), empty(262_144, WIDE)
+    weight, narrow = empty(WIDE, WIDE), empty(640, 2048)
+
+    def product(num_rows: int, **options: Any) -> Callable[[], object]:
+        return lambda: products.product(empty(num_rows, WIDE), weight, **options)
+
+    def gate(num_rows: int, *, is_silu: bool) -> Callable[[], object]:
+        return lambda: products.gated_product(empty(num_rows, WIDE), weight, weight, is_silu=is_silu)
+
+    return {
+        **{f"product {rows}": product(rows) for rows in (16, 32, 64, 128, 256)},
+        **{f"gate {rows}": gate(rows, is_silu=rows > 32) for rows in (16, 32, 64, 128)},
+        "product and residual": product(16, residual=empty(16, WIDE)),
+        "product in splits": lambda: products.product(empty(16, 2048), narrow),
+        "logits": lambda: products.product(empty(16, WIDE), head, cap=30.0, dtype=torch.float32, splits=1),
+        **{f"best {rows}": (lambda rows=rows: products.best(empty(rows, WIDE), head, cap=30.0)) for rows in (16, 256)},
+    }
+
+
+def cases_for(architecture: int) -> dict[str, Callable[[], object]]:
+    """Every case by name, as a GPU of compute capability `architecture` / 10 launches it."""
+    wide, norm = empty(NUM_ROWS, WIDE), floats(WIDE)
+    table = empty(262_144, WIDE)
+    return {
+        "rms_norm": lambda: rows.rms_norm(wide, norm, eps=EPS),
+        "rms_norm_add": lambda: rows.rms_norm_add(wide, norm, wide, eps=EPS),
+        "rms_norm_add_norm": lambda: rows.rms_norm_add_norm(wide, norm, wide, norm, eps=EPS, scale=0.5),
+        "gated gelu": lambda: rows.gated(wide, wide, activation="gelu_tanh"),
+        "gated silu": lambda: rows.gated(wide, wide, activation="silu"),
+        "embed": lambda: rows.embed(ids(NUM_ROWS), table, scale=2.0),
+        **{f"finish_heads {shape}": finish_heads(shape) for shape in SHAPES},
+        **{f"attention {shape}": attend(shape, architecture) for shape in SHAPES},
+        "attention long": attend("full", architecture, table_width=2048),
+        "attention of a prompt": attend("sliding", architecture, num_rows=1024),
+        "attention fresh": attend("draft", architecture, num_fresh=16),
+        **{
+            f"{kind} {name} {num_rows}": low_bit(name, kind, num_rows, architecture)
+            for kind in ("int8", "int4")
+            for name, num_rows in (("product", 16), ("product", 128), ("best", 16))
+        },
+        "finish_heads of a context": finish_context("draft"),
+        "finish_heads fresh": finish_heads("draft", cache=None, seats=None),
+        **product_cases(architecture),
+    }
