@@ -3,7 +3,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+# Not compiled while installing: most of it is never imported, and what is gets compiled then.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile --constraint constraints.txt
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest
 COMPARE_RECORD ?= benchmarks/results/cpu-compare.json
 
