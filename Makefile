@@ -21,7 +21,7 @@ setup-dev: $(VENV)/.dev-stamp ## setup, and what tests and lint need
 demo: setup ## the embedded default, plain and with its drafter, side by side
 	$(BIN)/outrider demo
 
-compare: setup-dev ## is the drafter faster on this machine? five minutes; a record in benchmarks/results
+compare: setup-dev ## is the drafter faster on this machine? some minutes; a record in benchmarks/results
 	$(BIN)/outrider bench compare --aa --rounds 4 --max-tokens 48 --record $(COMPARE_RECORD)
 
 serve: setup-dev ## the embedded default behind an OpenAI-compatible server
