@@ -20,7 +20,9 @@ from outrider.kernels.layer_cache import LayerCache
 
 SLIDING_CHUNK, FULL_CHUNK = 128, 64  # positions of a chunk, and of the first ones where they grow
 CHUNKS_A_LEVEL = tl.constexpr(8)  # chunks of one size before they double
-FULL_LEVELS = 4  # doublings
+FULL_LEVELS = 3  # doublings
+CHUNKS_AT_ONCE = tl.constexpr(16)  # that are put together
+JOINED_COLUMNS = 128  # of a head, by one program
 MOST_ROWS_WITH_PROGRAMS = 64  # of a pass; with more, programs that have nothing to do would be most of the time
 LONGEST_RING = 4096  # positions; a longer ring has growing chunks, or a long context would have too many
 SCRATCH_BYTES = 512 << 20  # for the parts of a pass; more rows than it has room for are served in turn
@@ -92,120 +94,6 @@ def _oldest(start, end, ring):
 
 
 @triton.jit
-def _attend_run(
-    row,
-    queries,
-    keys,
-    values,
-    table,
-    spans,
-    sums,
-    largest,
-    totals,
-    num_rows,
-    query_stride,
-    page_stride,
-    slot_stride,
-    head_stride,
-    page_size,
-    table_width,
-    num_parts,
-    scale,
-    FRESH_PART: tl.constexpr,
-    NUM_GROUPS: tl.constexpr,
-    HEADS_A_GROUP: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    VALUE_COLUMNS: tl.constexpr,
-    QUERY_ROWS: tl.constexpr,
-    KEY_ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    LEVELS: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-    ONE_PAGE: tl.constexpr,
-):
-    """The part of one run that begins at `row`, into scratch memory; how many rows the run has."""
-    group = tl.program_id(1) % NUM_GROUPS
-    RUN_ROWS: tl.constexpr = QUERY_ROWS // HEADS_A_GROUP
-
-    # Which row and head each line of the tile is, and what it sees. All at once, since loads that wait for each other
-    # would cost more than the keys.
-    lines = tl.arange(0, QUERY_ROWS)
-    offsets = lines // HEADS_A_GROUP
-    fits = (offsets < RUN_ROWS - row % RUN_ROWS) & (row + offsets < num_rows)
-    line_rows = (row + offsets).to(tl.int64)
-    heads = group * HEADS_A_GROUP + lines % HEADS_A_GROUP
-    seat = tl.load(spans + row * SPAN_SIZE)
-    seats = tl.load(spans + line_rows * SPAN_SIZE, mask=fits, other=-1)
-    SPAN: tl.constexpr = 3 if FRESH_PART else 1
-    starts = tl.load(spans + line_rows * SPAN_SIZE + SPAN, mask=fits, other=0)
-    ends = tl.load(spans + line_rows * SPAN_SIZE + SPAN + 1, mask=fits, other=0)
-    if not FRESH_PART:
-        starts = _oldest(starts, ends, page_size * table_width)
-    run_rows = tl.min(tl.where(seats == seat, RUN_ROWS, offsets))
-    inside = fits & (offsets < tl.where(seat < 0, 0, run_rows))
-    sees = inside & (starts < ends)
-    first = tl.min(tl.where(sees, starts, 2147483647))
-    end = tl.max(tl.where(sees, ends, 0))
-    part = tl.program_id(0)
-    if FRESH_PART:
-        part += num_parts
-    else:
-        # Of the chunks of the run, the one whose number leaves this part as remainder: there is at most one.
-        chunk = _chunk_of(tl.minimum(first, end), CHUNK, LEVELS)
-        chunk += (part + num_parts - chunk % num_parts) % num_parts
-        first = tl.maximum(first, _chunk_start(chunk, CHUNK, LEVELS))
-        end = tl.minimum(end, _chunk_start(chunk + 1, CHUNK, LEVELS))
-    if first < end:
-        columns = tl.arange(0, BLOCK_D)
-        own_columns = tl.program_id(1) // NUM_GROUPS * VALUE_COLUMNS + tl.arange(0, VALUE_COLUMNS)
-        query_at = line_rows[:, None] * query_stride + heads[:, None] * HEAD_SIZE + columns[None, :]
-        tile = tl.load(queries + query_at, mask=inside[:, None] & (columns < HEAD_SIZE)[None, :], other=0.0)
-        best = tl.full([QUERY_ROWS], NOT_SEEN, tl.float32)
-        total = tl.zeros([QUERY_ROWS], tl.float32)
-        summed = tl.zeros([QUERY_ROWS, VALUE_COLUMNS], tl.float32)
-        for tile_start in tl.range(first // KEY_ROWS * KEY_ROWS, end, KEY_ROWS, num_stages=NUM_STAGES):
-            positions = tile_start + tl.arange(0, KEY_ROWS)
-            seen = (positions >= first) & (positions < end)
-            if FRESH_PART:
-                places = positions.to(tl.int64) * slot_stride + group * head_stride
-            else:
-                if ONE_PAGE:  # a tile lies in one page: one entry is read, and not one for each key
-                    entry = table + seat * table_width + tile_start // page_size % table_width
-                    pages = tl.load(entry) + tl.zeros([KEY_ROWS], tl.int32)
-                else:
-                    entries = table + seat * table_width + positions // page_size % table_width
-                    pages = tl.load(entries, mask=seen, other=-1)
-                seen = seen & (pages >= 0)
-                places = pages.to(tl.int64) * page_stride + positions % page_size * slot_stride + group * head_stride
-            # What no row of the run sees is not read: a slot may hold anything, and 0 * NaN would be NaN.
-            is_key = seen[:, None] & (columns < HEAD_SIZE)[None, :]
-            key_tile = tl.load(keys + places[:, None] + columns[None, :], mask=is_key, other=0.0)
-            scores = tl.dot(tile, tl.trans(key_tile), input_precision="ieee") * scale
-            visible = seen[None, :] & (positions[None, :] >= starts[:, None]) & (positions[None, :] < ends[:, None])
-            scores = tl.where(visible, scores, NOT_SEEN)
-            new_best = tl.maximum(best, tl.max(scores, axis=1))
-            base = tl.where(new_best == NOT_SEEN, 0.0, new_best)
-            kept = tl.exp2(best - base)
-            weights = tl.exp2(scores - base[:, None])
-            is_value = seen[:, None] & (own_columns < HEAD_SIZE)[None, :]
-            value_tile = tl.load(values + places[:, None] + own_columns[None, :], mask=is_value, other=0.0)
-            total = total * kept + tl.sum(weights, axis=1)
-            summed = tl.dot(weights.to(value_tile.dtype), value_tile, summed * kept[:, None], input_precision="ieee")
-            best = new_best
-
-        slots = (line_rows * NUM_GROUPS * HEADS_A_GROUP + heads) * (num_parts + 1) + part
-        tl.store(
-            sums + slots[:, None] * HEAD_SIZE + own_columns[None, :],
-            summed,
-            mask=inside[:, None] & (own_columns < HEAD_SIZE)[None, :],
-        )
-        tl.store(largest + slots, best, mask=inside)
-        tl.store(totals + slots, total, mask=inside)
-    return run_rows
-
-
-@triton.jit
 def attention_part_kernel(
     queries,
     keys,
@@ -236,87 +124,110 @@ def attention_part_kernel(
     CHUNK: tl.constexpr,
     LEVELS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
-    ONE_PAGE: tl.constexpr,
+    BLOCK_PAGES: tl.constexpr,
 ):
     """One chunk, or the fresh rows, of one key/value head, for a run of rows that share a seat.
 
     A run ends where the seat changes or at a border of rows. With few rows every row has a program, and those of rows
     within a run have nothing to do; with many there is one for all between two borders, which takes run after run.
     """
+    group = tl.program_id(1) % NUM_GROUPS
     RUN_ROWS: tl.constexpr = QUERY_ROWS // HEADS_A_GROUP
+    lines = tl.arange(0, QUERY_ROWS)
+    offsets = lines // HEADS_A_GROUP
+    heads = group * HEADS_A_GROUP + lines % HEADS_A_GROUP
+    columns = tl.arange(0, BLOCK_D)
+    own_columns = tl.program_id(1) // NUM_GROUPS * VALUE_COLUMNS + tl.arange(0, VALUE_COLUMNS)
     if WHOLE_TILES:
         row = tl.program_id(2) * RUN_ROWS
         after = tl.minimum(row + RUN_ROWS, num_rows)
-        while row < after:
-            row += _attend_run(
-                row,
-                queries,
-                keys,
-                values,
-                table,
-                spans,
-                sums,
-                largest,
-                totals,
-                num_rows,
-                query_stride,
-                page_stride,
-                slot_stride,
-                head_stride,
-                page_size,
-                table_width,
-                num_parts,
-                scale,
-                FRESH_PART,
-                NUM_GROUPS,
-                HEADS_A_GROUP,
-                HEAD_SIZE,
-                BLOCK_D,
-                VALUE_COLUMNS,
-                QUERY_ROWS,
-                KEY_ROWS,
-                CHUNK,
-                LEVELS,
-                NUM_STAGES,
-                ONE_PAGE,
-            )
     else:
         row = tl.program_id(2)
-        seat = tl.load(spans + row * SPAN_SIZE)
         seat_before = tl.load(spans + tl.maximum(row - 1, 0) * SPAN_SIZE)
-        if (row % RUN_ROWS == 0) | (seat_before != seat):
-            _attend_run(
-                row,
-                queries,
-                keys,
-                values,
-                table,
-                spans,
-                sums,
-                largest,
-                totals,
-                num_rows,
-                query_stride,
-                page_stride,
-                slot_stride,
-                head_stride,
-                page_size,
-                table_width,
-                num_parts,
-                scale,
-                FRESH_PART,
-                NUM_GROUPS,
-                HEADS_A_GROUP,
-                HEAD_SIZE,
-                BLOCK_D,
-                VALUE_COLUMNS,
-                QUERY_ROWS,
-                KEY_ROWS,
-                CHUNK,
-                LEVELS,
-                NUM_STAGES,
-                ONE_PAGE,
+        begins_run = (row % RUN_ROWS == 0) | (seat_before != tl.load(spans + row * SPAN_SIZE))
+        after = row + begins_run.to(tl.int32)
+    while row < after:
+        # Which row and head each line of the tile is, and what it sees. All at once, since loads that wait for each
+        # other would cost more than the keys.
+        fits = (offsets < RUN_ROWS - row % RUN_ROWS) & (row + offsets < num_rows)
+        line_rows = (row + offsets).to(tl.int64)
+        seat = tl.load(spans + row * SPAN_SIZE)
+        seats = tl.load(spans + line_rows * SPAN_SIZE, mask=fits, other=-1)
+        SPAN: tl.constexpr = 3 if FRESH_PART else 1
+        starts = tl.load(spans + line_rows * SPAN_SIZE + SPAN, mask=fits, other=0)
+        ends = tl.load(spans + line_rows * SPAN_SIZE + SPAN + 1, mask=fits, other=0)
+        if not FRESH_PART:
+            starts = _oldest(starts, ends, page_size * table_width)
+        run_rows = tl.min(tl.where(seats == seat, RUN_ROWS, offsets))
+        inside = fits & (offsets < tl.where(seat < 0, 0, run_rows))
+        sees = inside & (starts < ends)
+        first = tl.min(tl.where(sees, starts, 2147483647))
+        end = tl.max(tl.where(sees, ends, 0))
+        if FRESH_PART:
+            part = num_parts
+        else:
+            # Of the chunks of the run, the one whose number leaves this part as remainder: there is at most one. The
+            # newest chunks are the largest, and go first.
+            part = num_parts - 1 - tl.program_id(0)
+            chunk = _chunk_of(tl.minimum(first, end), CHUNK, LEVELS)
+            chunk += (part + num_parts - chunk % num_parts) % num_parts
+            first = tl.maximum(first, _chunk_start(chunk, CHUNK, LEVELS))
+            end = tl.minimum(end, _chunk_start(chunk + 1, CHUNK, LEVELS))
+        if first < end:
+            first_page = first // page_size
+            if not FRESH_PART and BLOCK_PAGES > 0:
+                # Read before the loop: a key's address that waits for its page would leave no time to fetch ahead.
+                nth_pages = tl.arange(0, BLOCK_PAGES)
+                is_page = first_page + nth_pages <= (end - 1) // page_size
+                entries = table + seat * table_width + (first_page + nth_pages) % table_width
+                pages_of_chunk = tl.load(entries, mask=is_page, other=-1)
+            query_at = line_rows[:, None] * query_stride + heads[:, None] * HEAD_SIZE + columns[None, :]
+            tile = tl.load(queries + query_at, mask=inside[:, None] & (columns < HEAD_SIZE)[None, :], other=0.0)
+            best = tl.full([QUERY_ROWS], NOT_SEEN, tl.float32)
+            total = tl.zeros([QUERY_ROWS], tl.float32)
+            summed = tl.zeros([QUERY_ROWS, VALUE_COLUMNS], tl.float32)
+            for tile_start in tl.range(first // KEY_ROWS * KEY_ROWS, end, KEY_ROWS, num_stages=NUM_STAGES):
+                positions = tile_start + tl.arange(0, KEY_ROWS)
+                seen = (positions >= first) & (positions < end)
+                if FRESH_PART:
+                    places = positions.to(tl.int64) * slot_stride + group * head_stride
+                else:
+                    if BLOCK_PAGES > 0:  # a tile lies in one page
+                        nth = tile_start // page_size - first_page
+                        pages = tl.sum(tl.where(nth_pages == nth, pages_of_chunk, 0)) + tl.zeros([KEY_ROWS], tl.int32)
+                    else:
+                        entries = table + seat * table_width + positions // page_size % table_width
+                        pages = tl.load(entries, mask=seen, other=-1)
+                    seen = seen & (pages >= 0)
+                    places = (
+                        pages.to(tl.int64) * page_stride + positions % page_size * slot_stride + group * head_stride
+                    )
+                # What no row of the run sees is not read: a slot may hold anything, and 0 * NaN would be NaN.
+                is_key = seen[:, None] & (columns < HEAD_SIZE)[None, :]
+                key_tile = tl.load(keys + places[:, None] + columns[None, :], mask=is_key, other=0.0)
+                scores = tl.dot(tile, tl.trans(key_tile), input_precision="ieee") * scale
+                visible = seen[None, :] & (positions[None, :] >= starts[:, None]) & (positions[None, :] < ends[:, None])
+                scores = tl.where(visible, scores, NOT_SEEN)
+                new_best = tl.maximum(best, tl.max(scores, axis=1))
+                base = tl.where(new_best == NOT_SEEN, 0.0, new_best)
+                kept = tl.exp2(best - base)
+                weights = tl.exp2(scores - base[:, None])
+                is_value = seen[:, None] & (own_columns < HEAD_SIZE)[None, :]
+                value_tile = tl.load(values + places[:, None] + own_columns[None, :], mask=is_value, other=0.0)
+                total = total * kept + tl.sum(weights, axis=1)
+                weighed = weights.to(value_tile.dtype)
+                summed = tl.dot(weighed, value_tile, summed * kept[:, None], input_precision="ieee")
+                best = new_best
+
+            slots = (line_rows * NUM_GROUPS * HEADS_A_GROUP + heads) * (num_parts + 1) + part
+            tl.store(
+                sums + slots[:, None] * HEAD_SIZE + own_columns[None, :],
+                summed,
+                mask=inside[:, None] & (own_columns < HEAD_SIZE)[None, :],
             )
+            tl.store(largest + slots, best, mask=inside)
+            tl.store(totals + slots, total, mask=inside)
+        row += run_rows
 
 
 @triton.jit
@@ -331,14 +242,14 @@ def attention_join_kernel(
     HAS_FRESH: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    COLUMNS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
     CHUNK: tl.constexpr,
     LEVELS: tl.constexpr,
 ):
-    """A program a row and head: the parts of its chunks in order, eight at a time from a multiple of eight on."""
+    """A program a row, head and piece of it: its chunks in order, sixteen at a time from a multiple of sixteen on."""
     row, head = tl.program_id(0), tl.program_id(1)
-    columns = tl.arange(0, BLOCK_D)
+    columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < HEAD_SIZE
     own_span = spans + row * SPAN_SIZE
     is_live = tl.load(own_span) >= 0
@@ -356,9 +267,9 @@ def attention_join_kernel(
     best = tl.max(tl.load(largest + own + parts, mask=is_used, other=NOT_SEEN))
     best = tl.where(best == NOT_SEEN, 0.0, best)
     total = 0.0
-    summed = tl.zeros([BLOCK_D], tl.float32)
-    for block in range(first // CHUNKS_A_LEVEL * CHUNKS_A_LEVEL, after, CHUNKS_A_LEVEL):
-        chunks = block + tl.arange(0, CHUNKS_A_LEVEL)
+    summed = tl.zeros([COLUMNS], tl.float32)
+    for block in range(first // CHUNKS_AT_ONCE * CHUNKS_AT_ONCE, after, CHUNKS_AT_ONCE):
+        chunks = block + tl.arange(0, CHUNKS_AT_ONCE)
         is_own = (chunks >= first) & (chunks < after)
         slots = own + chunks % num_parts
         weights = tl.exp2(tl.load(largest + slots, mask=is_own, other=NOT_SEEN) - best)
@@ -368,7 +279,7 @@ def attention_join_kernel(
         summed += tl.sum(rows * weights[:, None], axis=0)
     if HAS_FRESH:
         # A row that sees none of them left nothing in this slot to read.
-        slot, is_given = own + num_parts, is_column & (columns >= tl.where(has_fresh, 0, BLOCK_D))
+        slot, is_given = own + num_parts, is_column & (columns >= tl.where(has_fresh, 0, HEAD_SIZE))
         weight = tl.exp2(tl.where(has_fresh, tl.load(largest + slot), NOT_SEEN) - best)
         total += tl.where(has_fresh, tl.load(totals + slot), 0.0) * weight
         summed += tl.load(sums + slot * HEAD_SIZE + columns, mask=is_given, other=0.0) * weight
@@ -405,6 +316,8 @@ class _Sizes(NamedTuple):
     tiling: Tiling
     num_parts: int  # places for a row's chunks; a chunk goes to the place that its number leaves as remainder
     rows_at_once: int
+    head_block: int  # numbers of a head, up to a power of two
+    block_pages: int  # of a chunk, at most; 0 where pages are smaller than key tiles
     constants: dict[str, int]  # of both kernels
 
 
@@ -417,12 +330,15 @@ def _sizes(queries: Tensor, cache: LayerCache) -> _Sizes:
     chunk, levels = (SLIDING_CHUNK, 0) if ring <= LONGEST_RING else (FULL_CHUNK, FULL_LEVELS)
     num_parts = most_chunks(ring + run_rows, chunk=chunk, levels=levels)
     row_bytes = 4 * num_heads * (num_parts + 1) * (head_size + 2)
-    block = max(triton.next_power_of_2(head_size), MIN_HEAD_BLOCK)
+    page_size = cache.keys.shape[1]
+    most_pages = -(-(chunk << levels) // page_size) + (chunk % page_size > 0)
     return _Sizes(
         tiling,
         num_parts,
         rows_at_once=max(SCRATCH_BYTES // row_bytes // run_rows, 1) * run_rows,
-        constants={"HEAD_SIZE": head_size, "BLOCK_D": block, "CHUNK": chunk, "LEVELS": levels},
+        head_block=max(triton.next_power_of_2(head_size), MIN_HEAD_BLOCK),
+        block_pages=0 if page_size % tiling.key_rows else triton.next_power_of_2(most_pages),
+        constants={"HEAD_SIZE": head_size, "CHUNK": chunk, "LEVELS": levels},
     )
 
 
@@ -455,7 +371,7 @@ def _attend(
     sums, largest, totals = (
         torch.empty(*slots, *tail, dtype=torch.float32, device=queries.device) for tail in ((head_size,), (), ())
     )
-    value_columns = min(tiling.value_columns, sizes.constants["BLOCK_D"])
+    value_columns = min(tiling.value_columns, sizes.head_block)
     num_splits = triton.cdiv(head_size, value_columns)
     num_groups = cache.keys.shape[2]
     num_programs = num_rows
@@ -486,15 +402,17 @@ def _attend(
             FRESH_PART=is_fresh,
             NUM_GROUPS=num_groups,
             HEADS_A_GROUP=num_heads // num_groups,
+            BLOCK_D=sizes.head_block,
             VALUE_COLUMNS=value_columns,
             QUERY_ROWS=tiling.query_rows,
             KEY_ROWS=tiling.key_rows,
             NUM_STAGES=tiling.num_stages,
-            ONE_PAGE=cache.keys.shape[1] % tiling.key_rows == 0,
+            BLOCK_PAGES=sizes.block_pages,
             num_warps=tiling.num_warps,
             **sizes.constants,
         )
-    attention_join_kernel[(num_rows, num_heads)](
+    joined_columns = min(JOINED_COLUMNS, sizes.head_block)
+    attention_join_kernel[(num_rows, num_heads, triton.cdiv(head_size, joined_columns))](
         sums,
         largest,
         totals,
@@ -504,6 +422,7 @@ def _attend(
         num_parts,
         HAS_FRESH=len(sources) > 1,
         NUM_HEADS=num_heads,
+        COLUMNS=joined_columns,
         BLOCK_PARTS=triton.next_power_of_2(num_parts + 1),
         **sizes.constants,
     )
