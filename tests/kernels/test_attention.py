@@ -118,7 +118,7 @@ def test_scores_beyond_what_their_powers_can_be() -> None:
 @pytest.mark.slow
 def test_growing_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a long ring: eight chunks of 64, then of 128."""
-    monkeypatch.setattr(module, "LONGEST_RING", 100)
+    monkeypatch.setattr(module, "LONGEST_WINDOW", 100)
     Layer.random(SMALL, width=34, num_positions=520).check(*run(0, 510, 3))
 
 
@@ -143,9 +143,9 @@ def test_fresh_rows_that_see_each_other() -> None:
 
 @pytest.mark.parametrize("sizes", [(3, 1, 24), pytest.param((4, 2, 64), marks=pytest.mark.slow)], ids=str)
 def test_other_shapes_in_larger_query_tiles(sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Head sizes and shares that are no powers of two, values of which one program sums a part; slabs of rows."""
-    tiling = module.tiling_for(sizes[2], DEVICE)
-    monkeypatch.setattr(module, "tiling_for", lambda *_: tiling._replace(value_columns=16))
+    """Head sizes and shares that are no powers of two; slabs of rows; a program that takes several items."""
+    limits = module.device_limits(0)._replace(num_processors=3)
+    monkeypatch.setattr(module, "device_limits", lambda _: limits)
     monkeypatch.setattr(module, "SCRATCH_BYTES", 1)
     Layer.random(sizes, width=3).check(*run(0, 20, 6))
 

@@ -16,7 +16,7 @@ from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.low_bit import LowBitMatrix
 from outrider.kernels.matmul import Limits, Products
 
-NUM_ROWS, NUM_PAGES, PAGE_SIZE, TABLE_WIDTH, NUM_SEATS, EPS = 16, 512, 16, 128, 4, 1e-6
+NUM_ROWS, NUM_PAGES, PAGE_SIZE, TABLE_WIDTH, NUM_SEATS, EPS = 16, 512, 64, 128, 4, 1e-6
 WIDE = 5376  # hidden size of the 31B target
 LIMITS = {
     80: Limits(108, 163 << 10, is_hopper=False),
@@ -80,7 +80,7 @@ def attend(
     queries, spans = empty(num_rows, num_heads, size), empty(num_rows, 5, dtype=torch.int32)
 
     def call() -> object:
-        with unittest.mock.patch.object(paged, "architecture_of", return_value=architecture):
+        with unittest.mock.patch.object(paged, "device_limits", return_value=LIMITS[architecture]):
             return paged.attention(queries, cache, spans, scale=1.0, fresh_k=fresh, fresh_v=fresh)
 
     return call

@@ -322,5 +322,5 @@ def _layer_caches(
         group = groups[spec.window]
         shape = (group.plan.num_pages, page_size, spec.num_kv_heads, spec.head_dim)
         keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-        caches.append(LayerCache(keys, values, group.table))
+        caches.append(LayerCache(keys, values, group.table, spec.window))
     return caches

@@ -1,10 +1,10 @@
 """Attention over pages in Triton: decode, verify, prefill and block drafting, for half-precision caches.
 
 A row's bits depend on its own query, position and span alone (design §4.2). Its keys are cut into chunks at fixed
-absolute positions; a program walks one chunk tile by tile, for the query heads of one key/value head and a run of rows
-that share a seat; a second kernel puts a row's chunks together in order. Rows share a program to share its keys: the
-tile has the same number of query rows whatever is in it, so that the same instruction multiplies one row and many, and
-a tile that a row does not see changes nothing of it. `reference.py` has the twin.
+absolute positions. A program takes one chunk, for the query heads of one key/value head and a run of rows that share a
+seat: all scores first, then the values, so that each is one stream of memory; a second kernel puts a row's chunks
+together in order. Keys and values are the first operand of the matrix unit and queries the second, so that more rows
+only make the tile wider, and a tile that a row does not see changes nothing of it. `reference.py` has the twin.
 """
 
 from __future__ import annotations
@@ -17,57 +17,50 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.kernels.layer_cache import LayerCache
+from outrider.kernels.matmul import Limits, device_limits
 
 SLIDING_CHUNK, FULL_CHUNK = 128, 64  # positions of a chunk, and of the first ones where they grow
 CHUNKS_A_LEVEL = tl.constexpr(8)  # chunks of one size before they double
 FULL_LEVELS = 3  # doublings
-CHUNKS_AT_ONCE = tl.constexpr(16)  # that are put together
+CHUNKS_AT_ONCE = tl.constexpr(32)  # that are put together
 JOINED_COLUMNS = 128  # of a head, by one program
 MOST_ROWS_WITH_PROGRAMS = 64  # of a pass; with more, programs that have nothing to do would be most of the time
-LONGEST_RING = 4096  # positions; a longer ring has growing chunks, or a long context would have too many
+LONGEST_WINDOW = 4096  # positions; over more, chunks grow, or a long context would have too many
 SCRATCH_BYTES = 512 << 20  # for the parts of a pass; more rows than it has room for are served in turn
 LOG2_E = 1.4426950408889634
-MIN_HEAD_BLOCK = 16  # least sum of a matrix instruction
+MIN_HEAD_BLOCK, MIN_LINES = 16, 16  # least sizes of a matrix instruction
 SPAN_SIZE = tl.constexpr(5)
 NOT_SEEN = tl.constexpr(float("-inf"))
 
 
 class Tiling(NamedTuple):
-    """How the products are cut on one kind of GPU."""
+    """How the products are cut on one kind of GPU; `key_rows` and `num_warps` are the same for any number of rows."""
 
-    query_rows: int  # rows of a query tile: query heads of one key/value head times rows of a run
-    key_rows: int  # positions of a key tile; a power of two, at most FULL_CHUNK
-    value_columns: int  # most numbers of a head that one program sums up
+    key_rows: int  # positions of a tile; a power of two, at most FULL_CHUNK
+    most_lines: int  # of a query tile: query heads of one key/value head times rows of a run
     num_warps: int
-    num_stages: int
+    num_programs: int  # on one multiprocessor
 
 
-WARP_GROUP_TILINGS = {
-    128: Tiling(64, 64, 128, 4, 2),
-    256: Tiling(64, 32, 256, 4, 2),
-    512: Tiling(64, 32, 512, 8, 2),
-}
-"""By head size, for GPUs whose instruction takes 64 query rows at least."""
-WARP_TILINGS = {128: Tiling(16, 32, 128, 4, 2), 256: Tiling(16, 32, 256, 4, 1), 512: Tiling(16, 32, 256, 4, 1)}
-"""By head size, for GPUs whose instruction takes 16."""
+HOPPER_TILINGS = {128: Tiling(64, 64, 4, 2), 256: Tiling(64, 64, 4, 2), 512: Tiling(64, 64, 8, 1)}
+"""By head size, for GPUs whose instruction takes 64 keys at least."""
+OTHER_TILINGS = {128: Tiling(32, 32, 4, 2), 256: Tiling(32, 32, 4, 1), 512: Tiling(32, 16, 4, 1)}
+"""By head size, for GPUs whose instruction takes 16, and with less shared memory."""
 
 
-def architecture_of(device: torch.device) -> int:
-    """90 for a GPU of compute capability 9.0; 0 where there is none, and kernels are interpreted."""
-    if device.type != "cuda":
-        return 0
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
-
-
-def tiling_for(head_size: int, device: torch.device) -> Tiling:
-    """The tiling of a head size on a device; constant, or rows would not get the same bits in every pass.
-
-    64 query rows on Hopper, where that is the least its warp-group instruction takes; 16, the least of the other
-    instruction, elsewhere, where shared memory holds at most 99 KiB.
-    """
+def tiling_for(head_size: int, limits: Limits) -> Tiling:
+    """The tiling of a head size on a device; constant, or rows would not get the same bits in every pass."""
     size = 128 if head_size <= 128 else 256 if head_size <= 256 else 512
-    return (WARP_GROUP_TILINGS if architecture_of(device) // 10 in (9, 10) else WARP_TILINGS)[size]
+    return (HOPPER_TILINGS if limits.is_hopper else OTHER_TILINGS)[size]
+
+
+def num_stages(tiling: Tiling, num_lines: int, head_block: int, limits: Limits) -> int:
+    """Tiles of keys, or of values with their scores, that are fetched ahead, as far as shared memory has room."""
+    room = limits.shared_bytes // tiling.num_programs - 4096
+    tile_bytes = 2 * tiling.key_rows * head_block
+    with_queries = (room - 2 * num_lines * head_block) // tile_bytes
+    with_scores = (room - 2 * tiling.key_rows * num_lines) // (tile_bytes + 4 * tiling.key_rows * num_lines)
+    return max(2, min(4, with_queries, with_scores))
 
 
 @triton.jit
@@ -94,140 +87,143 @@ def _oldest(start, end, ring):
 
 
 @triton.jit
-def attention_part_kernel(
-    queries,
-    keys,
-    values,
-    table,
-    spans,
-    sums,
-    largest,
-    totals,
-    num_rows,
-    query_stride,
-    page_stride,
-    slot_stride,
-    head_stride,
-    page_size,
-    table_width,
-    num_parts,
-    scale,
-    WHOLE_TILES: tl.constexpr,
-    FRESH_PART: tl.constexpr,
-    NUM_GROUPS: tl.constexpr,
-    HEADS_A_GROUP: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    VALUE_COLUMNS: tl.constexpr,
-    QUERY_ROWS: tl.constexpr,
-    KEY_ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    LEVELS: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-    BLOCK_PAGES: tl.constexpr,
-):
-    """One chunk, or the fresh rows, of one key/value head, for a run of rows that share a seat.
+def _tile_places(
+    tile_start, first, end, nth_pages, pages_of_chunk, table, seat, group,
+    page_stride, slot_stride, head_stride, page_size, table_width,
+    FRESH_PART: tl.constexpr, KEY_ROWS: tl.constexpr, BLOCK_PAGES: tl.constexpr,
+):  # fmt: skip
+    """Positions of a tile, which of them belong to the chunk and are there, and where they are: origin and offsets."""
+    tile_rows = tl.arange(0, KEY_ROWS)
+    positions = tile_start + tile_rows
+    seen = (positions >= first) & (positions < end)
+    if FRESH_PART:
+        origin, offsets = tile_start * slot_stride, tile_rows * slot_stride
+    elif BLOCK_PAGES > 0:  # a tile lies in one page
+        nth = tile_start // page_size - first // page_size
+        page = tl.sum(tl.where(nth_pages == nth, pages_of_chunk, 0))
+        seen = seen & (page >= 0)
+        origin = page.to(tl.int64) * page_stride + tile_start % page_size * slot_stride
+        offsets = tile_rows * slot_stride
+    else:
+        pages = tl.load(table + seat * table_width + positions // page_size % table_width, mask=seen, other=-1)
+        seen = seen & (pages >= 0)
+        origin = page_size * 0
+        offsets = pages.to(tl.int64) * page_stride + positions % page_size * slot_stride
+    return positions, seen, origin + group * head_stride, offsets
 
-    A run ends where the seat changes or at a border of rows. With few rows every row has a program, and those of rows
+
+@triton.jit
+def attention_part_kernel(
+    queries, keys, values, table, spans, scores, sums, largest, totals,
+    num_rows, num_items, num_tiles, query_stride, page_stride, slot_stride, head_stride, page_size, table_width,
+    num_parts, scores_stride, scale,
+    WHOLE_TILES: tl.constexpr, FRESH_PART: tl.constexpr, NUM_GROUPS: tl.constexpr, HEADS_A_GROUP: tl.constexpr,
+    HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, LINES: tl.constexpr, KEY_ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    LEVELS: tl.constexpr, NUM_STAGES: tl.constexpr, BLOCK_PAGES: tl.constexpr,
+):  # fmt: skip
+    """Item after item: one chunk, or the fresh rows, of one key/value head, for runs of rows that share a seat.
+
+    A run ends where the seat changes or at a border of rows. With few rows every row has an item, and those of rows
     within a run have nothing to do; with many there is one for all between two borders, which takes run after run.
     """
-    group = tl.program_id(1) % NUM_GROUPS
-    RUN_ROWS: tl.constexpr = QUERY_ROWS // HEADS_A_GROUP
-    lines = tl.arange(0, QUERY_ROWS)
+    RUN_ROWS: tl.constexpr = LINES // HEADS_A_GROUP
+    lines = tl.arange(0, LINES)
     offsets = lines // HEADS_A_GROUP
-    heads = group * HEADS_A_GROUP + lines % HEADS_A_GROUP
     columns = tl.arange(0, BLOCK_D)
-    own_columns = tl.program_id(1) // NUM_GROUPS * VALUE_COLUMNS + tl.arange(0, VALUE_COLUMNS)
-    if WHOLE_TILES:
-        row = tl.program_id(2) * RUN_ROWS
-        after = tl.minimum(row + RUN_ROWS, num_rows)
-    else:
-        row = tl.program_id(2)
-        seat_before = tl.load(spans + tl.maximum(row - 1, 0) * SPAN_SIZE)
-        begins_run = (row % RUN_ROWS == 0) | (seat_before != tl.load(spans + row * SPAN_SIZE))
-        after = row + begins_run.to(tl.int32)
-    while row < after:
-        # Which row and head each line of the tile is, and what it sees. All at once, since loads that wait for each
-        # other would cost more than the keys.
-        fits = (offsets < RUN_ROWS - row % RUN_ROWS) & (row + offsets < num_rows)
-        line_rows = (row + offsets).to(tl.int64)
-        seat = tl.load(spans + row * SPAN_SIZE)
-        seats = tl.load(spans + line_rows * SPAN_SIZE, mask=fits, other=-1)
-        SPAN: tl.constexpr = 3 if FRESH_PART else 1
-        starts = tl.load(spans + line_rows * SPAN_SIZE + SPAN, mask=fits, other=0)
-        ends = tl.load(spans + line_rows * SPAN_SIZE + SPAN + 1, mask=fits, other=0)
-        if not FRESH_PART:
-            starts = _oldest(starts, ends, page_size * table_width)
-        run_rows = tl.min(tl.where(seats == seat, RUN_ROWS, offsets))
-        inside = fits & (offsets < tl.where(seat < 0, 0, run_rows))
-        sees = inside & (starts < ends)
-        first = tl.min(tl.where(sees, starts, 2147483647))
-        end = tl.max(tl.where(sees, ends, 0))
-        if FRESH_PART:
-            part = num_parts
+    nth_pages = tl.arange(0, BLOCK_PAGES if BLOCK_PAGES > 0 else 1)
+    own_scores = scores + tl.program_id(0).to(tl.int64) * scores_stride + lines[None, :]
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        group = item // num_tiles % NUM_GROUPS
+        heads = group * HEADS_A_GROUP + lines % HEADS_A_GROUP
+        if WHOLE_TILES:
+            row = item % num_tiles * RUN_ROWS
+            after = tl.minimum(row + RUN_ROWS, num_rows)
         else:
-            # Of the chunks of the run, the one whose number leaves this part as remainder: there is at most one. The
-            # newest chunks are the largest, and go first.
-            part = num_parts - 1 - tl.program_id(0)
-            chunk = _chunk_of(tl.minimum(first, end), CHUNK, LEVELS)
-            chunk += (part + num_parts - chunk % num_parts) % num_parts
-            first = tl.maximum(first, _chunk_start(chunk, CHUNK, LEVELS))
-            end = tl.minimum(end, _chunk_start(chunk + 1, CHUNK, LEVELS))
-        if first < end:
-            first_page = first // page_size
-            if not FRESH_PART and BLOCK_PAGES > 0:
-                # Read before the loop: a key's address that waits for its page would leave no time to fetch ahead.
-                nth_pages = tl.arange(0, BLOCK_PAGES)
-                is_page = first_page + nth_pages <= (end - 1) // page_size
-                entries = table + seat * table_width + (first_page + nth_pages) % table_width
-                pages_of_chunk = tl.load(entries, mask=is_page, other=-1)
-            query_at = line_rows[:, None] * query_stride + heads[:, None] * HEAD_SIZE + columns[None, :]
-            tile = tl.load(queries + query_at, mask=inside[:, None] & (columns < HEAD_SIZE)[None, :], other=0.0)
-            best = tl.full([QUERY_ROWS], NOT_SEEN, tl.float32)
-            total = tl.zeros([QUERY_ROWS], tl.float32)
-            summed = tl.zeros([QUERY_ROWS, VALUE_COLUMNS], tl.float32)
-            for tile_start in tl.range(first // KEY_ROWS * KEY_ROWS, end, KEY_ROWS, num_stages=NUM_STAGES):
-                positions = tile_start + tl.arange(0, KEY_ROWS)
-                seen = (positions >= first) & (positions < end)
-                if FRESH_PART:
-                    places = positions.to(tl.int64) * slot_stride + group * head_stride
-                else:
-                    if BLOCK_PAGES > 0:  # a tile lies in one page
-                        nth = tile_start // page_size - first_page
-                        pages = tl.sum(tl.where(nth_pages == nth, pages_of_chunk, 0)) + tl.zeros([KEY_ROWS], tl.int32)
-                    else:
-                        entries = table + seat * table_width + positions // page_size % table_width
-                        pages = tl.load(entries, mask=seen, other=-1)
-                    seen = seen & (pages >= 0)
-                    places = (
-                        pages.to(tl.int64) * page_stride + positions % page_size * slot_stride + group * head_stride
-                    )
-                # What no row of the run sees is not read: a slot may hold anything, and 0 * NaN would be NaN.
-                is_key = seen[:, None] & (columns < HEAD_SIZE)[None, :]
-                key_tile = tl.load(keys + places[:, None] + columns[None, :], mask=is_key, other=0.0)
-                scores = tl.dot(tile, tl.trans(key_tile), input_precision="ieee") * scale
-                visible = seen[None, :] & (positions[None, :] >= starts[:, None]) & (positions[None, :] < ends[:, None])
-                scores = tl.where(visible, scores, NOT_SEEN)
-                new_best = tl.maximum(best, tl.max(scores, axis=1))
-                base = tl.where(new_best == NOT_SEEN, 0.0, new_best)
-                kept = tl.exp2(best - base)
-                weights = tl.exp2(scores - base[:, None])
-                is_value = seen[:, None] & (own_columns < HEAD_SIZE)[None, :]
-                value_tile = tl.load(values + places[:, None] + own_columns[None, :], mask=is_value, other=0.0)
-                total = total * kept + tl.sum(weights, axis=1)
-                weighed = weights.to(value_tile.dtype)
-                summed = tl.dot(weighed, value_tile, summed * kept[:, None], input_precision="ieee")
-                best = new_best
-
-            slots = (line_rows * NUM_GROUPS * HEADS_A_GROUP + heads) * (num_parts + 1) + part
-            tl.store(
-                sums + slots[:, None] * HEAD_SIZE + own_columns[None, :],
-                summed,
-                mask=inside[:, None] & (own_columns < HEAD_SIZE)[None, :],
-            )
-            tl.store(largest + slots, best, mask=inside)
-            tl.store(totals + slots, total, mask=inside)
-        row += run_rows
+            row = item % num_tiles
+            seat_before = tl.load(spans + tl.maximum(row - 1, 0) * SPAN_SIZE)
+            begins_run = (row % RUN_ROWS == 0) | (seat_before != tl.load(spans + row * SPAN_SIZE))
+            after = row + begins_run.to(tl.int32)
+        while row < after:
+            # Which row and head each line of the tile is, and what it sees. All at once, since loads that wait for
+            # each other would cost more than the keys.
+            fits = (offsets < RUN_ROWS - row % RUN_ROWS) & (row + offsets < num_rows)
+            line_rows = (row + offsets).to(tl.int64)
+            seat = tl.load(spans + row * SPAN_SIZE)
+            seats = tl.load(spans + line_rows * SPAN_SIZE, mask=fits, other=-1)
+            SPAN: tl.constexpr = 3 if FRESH_PART else 1
+            starts = tl.load(spans + line_rows * SPAN_SIZE + SPAN, mask=fits, other=0)
+            ends = tl.load(spans + line_rows * SPAN_SIZE + SPAN + 1, mask=fits, other=0)
+            if not FRESH_PART:
+                starts = _oldest(starts, ends, page_size * table_width)
+            run_rows = tl.min(tl.where(seats == seat, RUN_ROWS, offsets))
+            inside = fits & (offsets < tl.where(seat < 0, 0, run_rows))
+            sees = inside & (starts < ends)
+            first = tl.min(tl.where(sees, starts, 2147483647))
+            end = tl.max(tl.where(sees, ends, 0))
+            if FRESH_PART:
+                part = num_parts
+            else:
+                # Of the chunks of the run, the one whose number leaves this part as remainder: there is at most one.
+                # The newest chunks are the largest, and go first.
+                part = num_parts - 1 - item // num_tiles // NUM_GROUPS
+                chunk = _chunk_of(tl.minimum(first, end), CHUNK, LEVELS)
+                chunk += (part + num_parts - chunk % num_parts) % num_parts
+                first = tl.maximum(first, _chunk_start(chunk, CHUNK, LEVELS))
+                end = tl.minimum(end, _chunk_start(chunk + 1, CHUNK, LEVELS))
+            if first < end:
+                pages_of_chunk = nth_pages
+                if not FRESH_PART and BLOCK_PAGES > 0:
+                    # Read before the loops: an address that waits for its page would leave no time to fetch ahead.
+                    logical_pages = first // page_size + nth_pages
+                    entries = table + seat * table_width + logical_pages % table_width
+                    pages_of_chunk = tl.load(entries, mask=logical_pages <= (end - 1) // page_size, other=-1)
+                query_at = line_rows[:, None] * query_stride + heads[:, None] * HEAD_SIZE + columns[None, :]
+                tile = tl.load(queries + query_at, mask=inside[:, None] & (columns < HEAD_SIZE)[None, :], other=0.0)
+                origin = first // KEY_ROWS * KEY_ROWS
+                tile_best = tl.full([KEY_ROWS, LINES], NOT_SEEN, tl.float32)
+                for tile_start in tl.range(origin, end, KEY_ROWS, num_stages=NUM_STAGES):
+                    positions, seen, place, slots_here = _tile_places(
+                        tile_start, first, end, nth_pages, pages_of_chunk, table, seat, group,
+                        page_stride, slot_stride, head_stride, page_size, table_width,
+                        FRESH_PART, KEY_ROWS, BLOCK_PAGES,
+                    )  # fmt: skip
+                    # What no row of the run sees is not read: a slot may hold anything, and 0 * NaN would be NaN.
+                    is_key = seen[:, None] & (columns < HEAD_SIZE)[None, :]
+                    key_at = keys + place + (slots_here[:, None] + columns[None, :])
+                    key_tile = tl.load(key_at, mask=is_key, other=0.0)
+                    found = tl.dot(key_tile, tl.trans(tile), input_precision="ieee") * scale
+                    in_span = (positions[:, None] >= starts[None, :]) & (positions[:, None] < ends[None, :])
+                    found = tl.where(seen[:, None] & in_span, found, NOT_SEEN)
+                    tile_best = tl.maximum(tile_best, found)
+                    tl.store(own_scores + (positions - origin)[:, None] * LINES, found)
+                tl.debug_barrier()  # each thread reads what others wrote
+                best = tl.max(tile_best, axis=0)
+                base = tl.where(best == NOT_SEEN, 0.0, best)
+                tile_total = tl.zeros([KEY_ROWS, LINES], tl.float32)
+                summed = tl.zeros([BLOCK_D, LINES], tl.float32)
+                for tile_start in tl.range(origin, end, KEY_ROWS, num_stages=NUM_STAGES):
+                    positions, seen, place, slots_here = _tile_places(
+                        tile_start, first, end, nth_pages, pages_of_chunk, table, seat, group,
+                        page_stride, slot_stride, head_stride, page_size, table_width,
+                        FRESH_PART, KEY_ROWS, BLOCK_PAGES,
+                    )  # fmt: skip
+                    is_value = seen[:, None] & (columns < HEAD_SIZE)[None, :]
+                    value_at = values + place + (slots_here[:, None] + columns[None, :])
+                    value_tile = tl.load(value_at, mask=is_value, other=0.0)
+                    weights = tl.exp2(tl.load(own_scores + (positions - origin)[:, None] * LINES) - base[None, :])
+                    tile_total += weights
+                    weighed = weights.to(value_tile.dtype)
+                    summed = tl.dot(tl.trans(value_tile), weighed, summed, input_precision="ieee")
+                tl.debug_barrier()  # before the next run's scores
+                slots = (line_rows * NUM_GROUPS * HEADS_A_GROUP + heads) * (num_parts + 1) + part
+                tl.store(
+                    sums + slots[None, :] * HEAD_SIZE + columns[:, None],
+                    summed,
+                    mask=inside[None, :] & (columns < HEAD_SIZE)[:, None],
+                )
+                tl.store(largest + slots, best, mask=inside)
+                tl.store(totals + slots, tl.sum(tile_total, axis=0), mask=inside)
+            row += run_rows
 
 
 @triton.jit
@@ -247,7 +243,7 @@ def attention_join_kernel(
     CHUNK: tl.constexpr,
     LEVELS: tl.constexpr,
 ):
-    """A program a row, head and piece of it: its chunks in order, sixteen at a time from a multiple of sixteen on."""
+    """A program a row, head and piece of it: its chunks in order, so many at a time, counted from the first position on."""
     row, head = tl.program_id(0), tl.program_id(1)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < HEAD_SIZE
@@ -313,31 +309,36 @@ def attention(
 class _Sizes(NamedTuple):
     """What launches for one shape of layer have in common."""
 
+    limits: Limits
     tiling: Tiling
+    num_lines: int
+    head_block: int  # numbers of a head, up to a power of two
+    block_pages: int  # of a chunk, at most; 0 where pages are smaller than tiles of keys
     num_parts: int  # places for a row's chunks; a chunk goes to the place that its number leaves as remainder
     rows_at_once: int
-    head_block: int  # numbers of a head, up to a power of two
-    block_pages: int  # of a chunk, at most; 0 where pages are smaller than key tiles
     constants: dict[str, int]  # of both kernels
 
 
 def _sizes(queries: Tensor, cache: LayerCache) -> _Sizes:
-    _, num_heads, head_size = queries.shape
-    heads_a_group = num_heads // cache.keys.shape[2]
-    tiling = tiling_for(head_size, queries.device)
-    tiling = tiling._replace(query_rows=max(tiling.query_rows, triton.next_power_of_2(heads_a_group)))
-    run_rows, ring = tiling.query_rows // heads_a_group, cache.num_slots
-    chunk, levels = (SLIDING_CHUNK, 0) if ring <= LONGEST_RING else (FULL_CHUNK, FULL_LEVELS)
-    num_parts = most_chunks(ring + run_rows, chunk=chunk, levels=levels)
-    row_bytes = 4 * num_heads * (num_parts + 1) * (head_size + 2)
-    page_size = cache.keys.shape[1]
+    num_rows, num_heads, head_size = queries.shape
+    heads_a_group, page_size = num_heads // cache.keys.shape[2], cache.keys.shape[1]
+    limits = device_limits(queries.device.index or 0)
+    tiling = tiling_for(head_size, limits)
+    most_lines = max(tiling.most_lines, triton.next_power_of_2(heads_a_group))
+    num_lines = min(max(triton.next_power_of_2(max(num_rows, 1) * heads_a_group), MIN_LINES), most_lines)
+    seen = min(cache.window or cache.num_slots, cache.num_slots) + most_lines // heads_a_group
+    chunk, levels = (SLIDING_CHUNK, 0) if seen <= LONGEST_WINDOW else (FULL_CHUNK, FULL_LEVELS)
+    num_parts = most_chunks(seen, chunk=chunk, levels=levels)
+    row_bytes, run_rows = 4 * num_heads * (num_parts + 1) * (head_size + 2), most_lines // heads_a_group
     most_pages = -(-(chunk << levels) // page_size) + (chunk % page_size > 0)
     return _Sizes(
+        limits,
         tiling,
-        num_parts,
-        rows_at_once=max(SCRATCH_BYTES // row_bytes // run_rows, 1) * run_rows,
+        num_lines,
         head_block=max(triton.next_power_of_2(head_size), MIN_HEAD_BLOCK),
         block_pages=0 if page_size % tiling.key_rows else triton.next_power_of_2(most_pages),
+        num_parts=num_parts,
+        rows_at_once=max(SCRATCH_BYTES // row_bytes // run_rows, 1) * run_rows,
         constants={"HEAD_SIZE": head_size, "CHUNK": chunk, "LEVELS": levels},
     )
 
@@ -366,47 +367,50 @@ def _attend(
 ) -> None:
     """One slab of rows: parts of the context, parts of the fresh rows, and their sum."""
     num_rows, num_heads, head_size = queries.shape
-    tiling, num_parts = sizes.tiling, sizes.num_parts
+    tiling, num_parts, num_lines, num_groups = sizes.tiling, sizes.num_parts, sizes.num_lines, cache.keys.shape[2]
+    floats = queries.new_empty(0, dtype=torch.float32)
     slots = num_rows, num_heads, num_parts + 1
-    sums, largest, totals = (
-        torch.empty(*slots, *tail, dtype=torch.float32, device=queries.device) for tail in ((head_size,), (), ())
-    )
-    value_columns = min(tiling.value_columns, sizes.head_block)
-    num_splits = triton.cdiv(head_size, value_columns)
-    num_groups = cache.keys.shape[2]
-    num_programs = num_rows
+    sums, largest, totals = (floats.new_empty(*slots, *tail) for tail in ((head_size,), (), ()))
+    num_tiles = num_rows
     if num_rows > MOST_ROWS_WITH_PROGRAMS:
-        num_programs = triton.cdiv(num_rows, tiling.query_rows // (num_heads // num_groups))
-    sources = [(cache.keys, cache.values, False)]
+        num_tiles = triton.cdiv(num_rows, num_lines // (num_heads // num_groups))
+    most_keys = SLIDING_CHUNK if sizes.constants["LEVELS"] == 0 else FULL_CHUNK << FULL_LEVELS
+    sources = [(cache.keys, cache.values, num_parts, most_keys)]
     if fresh_k is not None and fresh_v is not None:
-        sources.append((fresh_k[None], fresh_v[None], True))
-    for keys, values, is_fresh in sources:
+        sources.append((fresh_k[None], fresh_v[None], 1, len(fresh_k)))
+    for keys, values, parts_here, keys_here in sources:
         assert keys.stride() == values.stride() and keys.stride(3) == 1, (keys.stride(), values.stride())  # noqa: PT018
-        attention_part_kernel[(1 if is_fresh else num_parts, num_groups * num_splits, num_programs)](
+        num_items = parts_here * num_groups * num_tiles
+        num_programs = min(num_items, sizes.limits.num_processors * tiling.num_programs)
+        scores_stride = (triton.cdiv(keys_here, tiling.key_rows) + 1) * tiling.key_rows * num_lines
+        attention_part_kernel[(num_programs,)](
             queries,
             keys,
             values,
             cache.table,
             spans,
+            floats.new_empty(num_programs * scores_stride),
             sums,
             largest,
             totals,
             num_rows,
+            num_items,
+            num_tiles,
             queries.stride(0),
             *keys.stride()[:3],
             cache.keys.shape[1],
             cache.table.shape[1],
             num_parts,
+            scores_stride,
             scale * LOG2_E,
-            WHOLE_TILES=num_programs < num_rows,
-            FRESH_PART=is_fresh,
+            WHOLE_TILES=num_tiles < num_rows,
+            FRESH_PART=keys is not cache.keys,
             NUM_GROUPS=num_groups,
             HEADS_A_GROUP=num_heads // num_groups,
             BLOCK_D=sizes.head_block,
-            VALUE_COLUMNS=value_columns,
-            QUERY_ROWS=tiling.query_rows,
+            LINES=num_lines,
             KEY_ROWS=tiling.key_rows,
-            NUM_STAGES=tiling.num_stages,
+            NUM_STAGES=num_stages(tiling, num_lines, sizes.head_block, sizes.limits),
             BLOCK_PAGES=sizes.block_pages,
             num_warps=tiling.num_warps,
             **sizes.constants,

@@ -16,11 +16,15 @@ class LayerCache(NamedTuple):
 
     Rollback needs no work: a rejected row is overwritten by the row that takes its position before anyone reads it,
     and the ring exceeds the window by the rows of a pass, so a rejected row never displaced one that is still visible.
+
+    With a window no row sees more positions than that, and successive rows of a pass that share a seat are at
+    successive positions.
     """
 
     keys: Tensor
     values: Tensor
     table: Tensor
+    window: int | None = None
 
     @staticmethod
     def of_seats(keys: Tensor, values: Tensor) -> LayerCache:

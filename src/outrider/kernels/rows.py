@@ -38,23 +38,26 @@ def norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < size
+    # All that is read, before the first sum: a load behind one would wait for it, and then for memory.
     values = tl.load(inputs + row * input_stride + columns, mask=inside, other=0.0)
-    result = _normalized(values, weight, columns, inside, size, eps)
+    factors = tl.load(weight + columns, mask=inside, other=0.0)
     if residual is not None:
         added = tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0)
+    if next_weight is not None:
+        next_factors = tl.load(next_weight + columns, mask=inside, other=0.0)
+    result = _normalized(values, factors, size, eps)
+    if residual is not None:
         total = (added.to(tl.float32) + result.to(tl.float32)).to(values.dtype)
         result = (total.to(tl.float32) * scale).to(values.dtype)
     tl.store(outputs + row * size + columns, result, mask=inside)
     if next_weight is not None:
-        following = _normalized(result, next_weight, columns, inside, size, eps)
-        tl.store(normed + row * size + columns, following, mask=inside)
+        tl.store(normed + row * size + columns, _normalized(result, next_factors, size, eps), mask=inside)
 
 
 @triton.jit
-def _normalized(values, weight, columns, inside, size, eps):
+def _normalized(values, factors, size, eps):
     wide = values.to(tl.float32)
-    factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    return (wide * tl.rsqrt(tl.sum(wide * wide) / size + eps) * factors).to(values.dtype)
+    return (wide * tl.rsqrt(tl.sum(wide * wide) / size + eps) * factors.to(tl.float32)).to(values.dtype)
 
 
 @triton.jit
@@ -158,13 +161,15 @@ def _finish_head(
     inside = pairs < HALF
     first = tl.load(source + pairs, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + HALF + pairs, mask=inside, other=0.0).to(tl.float32)
-    if norm is not None:
-        inverse = tl.rsqrt(tl.sum(first * first + second * second) / (2 * HALF) + eps)
-        first = first * inverse * tl.load(norm + pairs, mask=inside, other=0.0)
-        second = second * inverse * tl.load(norm + HALF + pairs, mask=inside, other=0.0)
     if ROTATES:
         row_cos = tl.load(cos + position * HALF + pairs, mask=inside, other=0.0)
         row_sin = tl.load(sin + position * HALF + pairs, mask=inside, other=0.0)
+    if norm is not None:
+        first_factors = tl.load(norm + pairs, mask=inside, other=0.0)
+        second_factors = tl.load(norm + HALF + pairs, mask=inside, other=0.0)
+        inverse = tl.rsqrt(tl.sum(first * first + second * second) / (2 * HALF) + eps)
+        first, second = first * inverse * first_factors, second * inverse * second_factors
+    if ROTATES:
         turned = first * row_cos - second * row_sin
         second = second * row_cos + first * row_sin
         first = turned

@@ -56,7 +56,7 @@ def allocate_caches(
         slots = num_cache_slots(spec.window, context_length=context_length, max_rows=max_rows)
         shape = (num_seats, slots, spec.num_kv_heads, spec.head_dim)
         keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-        caches.append(LayerCache.of_seats(keys, values))
+        caches.append(LayerCache.of_seats(keys, values)._replace(window=spec.window))
     return caches
 
 
