@@ -145,7 +145,7 @@ def test_without_a_tokenizer_there_are_only_tokens() -> None:
 
 def test_a_failed_request_says_so_and_takes_nothing() -> None:
     request = make_request()
-    assert request.fail() == Chunk(3, "", (), 0, "error")
+    assert request.spell(request.fail()) == Chunk(3, "", (), 0, "error")
     assert (request.finish_reason, request.output_token_ids) == ("error", [])
 
 
