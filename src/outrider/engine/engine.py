@@ -39,6 +39,7 @@ MAX_BLOCK_ROWS = 64  # of one request in a cycle: what windows keep room for bes
 
 logger = logging.getLogger(__name__)
 
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """How an engine runs; every default is here."""
@@ -420,9 +421,7 @@ class Engine:
             else:
                 token_ids = [*drafts[:accepted], target_id]
                 taken.append(
-                    request.take(
-                        token_ids, num_accepted_tokens=accepted, num_draft_tokens=drafted, logprobs=logprobs
-                    )
+                    request.take(token_ids, num_accepted_tokens=accepted, num_draft_tokens=drafted, logprobs=logprobs)
                 )
         return taken
 

@@ -95,9 +95,9 @@ class DeviceCycle:
         self._lengths: Sequence[int] = ()
         self._woken_s: float | None = None  # on the clock of `time.perf_counter`
         self.host_s: float | None = None
-        """Seconds from the end of the last `wait` to the end of the `launch` after it; None where none came between."""
+        """Seconds from the end of the last `wait` to the end of the `launch` after it; None until then."""
         self.launch_s = 0.0
-        """Seconds of those, or of that launch, that went into launching."""
+        """Seconds that the last `launch` spent on the device's queue: the end of `host_s`."""
 
     def launch(self, requests: Sequence[RequestState], lengths: Sequence[int]) -> None:
         """Begin a cycle with so many drafts for each request, all of them plain greedy.
@@ -132,7 +132,7 @@ class DeviceCycle:
         """What the cycle that was launched last has decided, once it is done."""
         if self._done is not None:
             self._done.synchronize()
-        self._woken_s = perf_counter()
+        self._woken_s, self.host_s = perf_counter(), None
         rows = self._received_numbers[: len(self._lengths)].tolist()
         return Decided(
             num_accepted_tokens=[row[0] for row in rows],
