@@ -42,6 +42,10 @@ class CountedSpace(CacheSpace):
         self.used[seat] += missing
         return True
 
+    def is_reserved(self, seat: int, *, num_committed: int, num_rows: int) -> bool:
+        """Nothing is missing."""
+        return self.pages(num_committed + num_rows) <= self.used[seat]
+
     def reserve_ahead(self, seat: int, *, num_committed: int, num_rows: int) -> None:
         """Nothing is taken before its time."""
 

@@ -64,7 +64,7 @@ def test_plain_and_drafted_cells_end_to_end() -> None:
         rates = [16 / row["decode_s"] for row in cell["rows"]]
         assert cell["tokens_per_s"] == pytest.approx(sum(rates) / 2)
         assert cell["floor_share"] == pytest.approx(cell["bytes_per_cycle"] / 1e6 / cell["ms_per_cycle"])
-        assert (cell["parts"], cell["gap_p99_us"]) == ([], None)
+        assert (cell["parts"], cell["gap_p99_us"], cell["host_p99_us"]) == ([], None, None)
     assert drafted["bytes_per_cycle"] > plain["bytes_per_cycle"]
     assert not found["is_synthetic"]
     assert found["environment"]["python"]
@@ -100,16 +100,18 @@ def test_prompts_differ_by_run_and_request_and_in_nothing_else() -> None:
 
 
 def test_figures_are_medians_of_runs_and_percentiles_of_all_gaps() -> None:
+    host = {"host_us": [8.0, 60.0], "launch_us": [5.0, 30.0]}
     run = {"num_cycles": 50, "num_decoded_tokens": 100, "acceptance_length": None}
     rows = [
-        {**run, "decode_s": 1.0, "prefill_s": 0.2, "gaps_us": [1.0, 2.0]},
-        {**run, "decode_s": 2.0, "prefill_s": 0.3, "gaps_us": [3.0, 90.0], "acceptance_length": 2.0},
-        {**run, "decode_s": 9.0, "prefill_s": 0.9, "gaps_us": []},
+        {**run, "decode_s": 1.0, "prefill_s": 0.2, "gaps_us": [1.0, 2.0], "host_us": [7.0], "launch_us": [4.0]},
+        {**run, "decode_s": 2.0, "prefill_s": 0.3, "gaps_us": [3.0, 90.0], "acceptance_length": 2.0, **host},
+        {**run, "decode_s": 9.0, "prefill_s": 0.9, "gaps_us": [], "host_us": [], "launch_us": []},
     ]
     found = pooled_figures(rows, CycleBytes({"head": 1}, {"products": 19_999_999}), bandwidth=1e9)
     assert found["tokens_per_s"] == 50.0
     assert (found["ms_per_cycle"], found["floor_ms"], found["floor_share"]) == (40.0, 20.0, 0.5)
     assert (found["gap_p50_us"], found["gap_p99_us"]) == (2.0, 90.0)
+    assert (found["host_p50_us"], found["host_p99_us"], found["launch_p50_us"]) == (8.0, 60.0, 5.0)
     assert (found["prefill_s"], found["measured_acceptance_length"]) == (0.3, 2.0)
 
 

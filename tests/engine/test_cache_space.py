@@ -13,6 +13,9 @@ def test_a_seat_is_a_page() -> None:
     assert space.num_free == 1
     assert space.reserve(0, num_committed=4, num_rows=4)
     assert not space.reserve(0, num_committed=4, num_rows=5)
+    assert space.is_reserved(0, num_committed=4, num_rows=4)
+    assert not space.is_reserved(0, num_committed=4, num_rows=5)
+    assert not space.is_reserved(1, num_committed=0, num_rows=1)
     space.publish(0, [1, 2], [2])
     space.withdraw(0)
     space.release(0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,9 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from outrider.core import Chunk, SamplingParams
 from outrider.engine.batch import Anchors
 from outrider.engine.engine import Engine
-from outrider.engine.graphs import DeviceCycle, bucket_of, buckets_up_to
+from outrider.engine.graphs import SPARE_REQUEST, DeviceCycle, bucket_of, buckets_up_to
 from outrider.engine.proposer import DFlashProposer, FencedProposer
 from outrider.engine.rejection import DraftBlock
+from outrider.engine.state import RequestState
 from outrider.models.drafter_config import MarkovKind
 from tests.cases.common import snapshot, toy_proposer
 from tests.counted_space import CountedSpace
@@ -234,6 +236,125 @@ def test_a_proposer_that_needs_the_host_is_left_to_run_cycle() -> None:
     engine.use_device_cycle()
     assert engine.device_cycle is None
     assert finished(engine, [GREEDY] * 4)[0][0] == reference_greedy(TARGET, PROMPTS[0], NUM_TOKENS)
+
+
+class NotedSpace(CountedSpace):
+    """Notes when pages come and go, and when tables go to the device."""
+
+    def __init__(self, num_pages: int, events: list[str]) -> None:
+        super().__init__(num_pages)
+        self.events = events
+
+    def reserve_ahead(self, seat: int, *, num_committed: int, num_rows: int) -> None:
+        self.events.append("ahead")
+
+    def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
+        super().publish(seat, token_ids, boundaries)
+        self.events.append("publish")
+
+    def release(self, seat: int) -> None:
+        super().release(seat)
+        self.events.append("release")
+
+    def flush(self) -> None:
+        self.events.append("flush")
+
+
+def noted_engine(num_pages: int = 40) -> tuple[Engine, list[str]]:
+    events: list[str] = []
+    engine = on_device(make_test_engine(TARGET, max_seats=3, space=NotedSpace(num_pages, events)))
+    cycle = engine.device_cycle
+    assert cycle is not None
+    launch = cycle.launch
+
+    def noted_launch(requests: Sequence[RequestState], lengths: Sequence[int]) -> None:
+        launch(requests, lengths)
+        events.append("launch")
+
+    cycle.launch = noted_launch  # type: ignore[method-assign]
+    return engine, events
+
+
+def test_what_the_next_launch_does_not_need_comes_after_it() -> None:
+    engine, events = noted_engine()
+    short, long = engine.add([3], replace(GREEDY, max_tokens=3)), engine.add([4], GREEDY)
+    engine.prefill()
+    steps = []
+    while short.finish_reason is None:
+        events.clear()
+        chunks = engine.step()
+        steps.append(list(events))
+    assert steps == [
+        ["flush", "launch", "flush"],
+        ["flush", "launch", "publish", "ahead", "publish", "ahead", "flush"],
+        ["flush", "launch", "publish", "release", "publish", "ahead", "flush"],
+    ]
+    assert [chunk.finish_reason for chunk in chunks] == ["length", None]
+    assert (short.seat, long.seat) == (-1, 1)
+
+
+def test_pages_of_those_that_have_ended_are_taken_before_anyone_gives_way() -> None:
+    engine, events = noted_engine(num_pages=3)
+    engine.add([3], replace(GREEDY, max_tokens=4))
+    long = engine.add([4], replace(GREEDY, max_tokens=11))
+    events.clear()
+    while engine.has_work:
+        engine.step()
+    assert (engine.scheduler.num_preemptions, long.finish_reason) == (0, "length")
+    early = [pair for pair in pairwise(events) if pair[0] == "release" and pair[1] == "flush"]
+    assert early, "nobody was short of pages"
+
+
+def test_those_that_have_ended_leave_though_a_launch_breaks() -> None:
+    engine, _ = noted_engine()
+    cycle = engine.device_cycle
+    assert cycle is not None
+    limits = (2, 4)  # nobody asks for a page any more
+    ended, other = (engine.add([3], replace(GREEDY, max_tokens=limit)) for limit in limits)
+    engine.prefill()
+    engine.step()
+    launch, cycle.launch = cycle.launch, lambda *given: 1 / 0  # type: ignore[method-assign, assignment]
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    cycle.launch = launch  # type: ignore[method-assign]
+    for _ in range(4):
+        engine.step()
+    assert not engine.has_work
+    assert (ended.finish_reason, other.finish_reason, engine.scheduler.space.num_free) == ("length", "length", 40)
+
+
+def test_the_hosts_time_is_from_a_wait_to_the_launch_after_it() -> None:
+    engine, _ = noted_engine()
+    cycle = engine.device_cycle
+    assert cycle is not None
+    engine.add([3], replace(GREEDY, max_tokens=4))
+    engine.prefill()
+    assert cycle.host_s is None
+    engine.step()
+    assert cycle.host_s is None  # nothing was waited for
+    engine.step()
+    assert cycle.host_s is not None
+    assert 0 < cycle.launch_s < cycle.host_s
+    while engine.has_work:
+        engine.step()
+    assert cycle.host_s is None  # nothing was launched
+
+
+def test_a_table_is_read_when_a_function_runs_and_a_warm_up_leaves_nothing_in_it() -> None:
+    engine, _ = noted_engine()
+    cycle = engine.device_cycle
+    assert cycle is not None
+    request = engine.add([3], replace(GREEDY, max_tokens=4))
+    engine.prefill()
+    before = snapshot(engine.caches)
+    with torch.inference_mode():
+        cycle.launch([request], [0])
+        cycle.wait()
+        after = snapshot(engine.caches)
+        cycle.warm_up(4)
+        assert cycle._requests.T.tolist() == [list(SPARE_REQUEST)] * 3
+    assert any(not torch.equal(first, second) for first, second in zip(before, after, strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(after, snapshot(engine.caches), strict=True))
 
 
 def test_on_a_cpu_it_is_not_used() -> None:

@@ -232,3 +232,29 @@ def test_a_replay_waits_for_nothing(name: str, is_drafting: bool, syncs_are_erro
     while engine.has_work:
         engine.step()
     assert [request.finish_reason for request in requests] == ["length"] * len(requests)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_drafting", [False, True])
+def test_pages_that_come_while_a_cycle_is_under_way(is_drafting: bool) -> None:
+    """Small pages: tables are copied every few cycles, while the one before still runs."""
+    model, texts = drafter("auto") if is_drafting else None, []
+    for cuda_graphs in (False, True):
+        config = fitted("auto", page_size=16, cuda_graphs=cuda_graphs)
+        texts.append(run(make_engine(target("auto"), model, None, config)))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.gpu
+def test_a_table_is_read_when_a_graph_is_replayed_and_not_when_it_was_captured() -> None:
+    engine = drafting_engine("auto")
+    cycle = engine.device_cycle
+    assert cycle is not None
+    with torch.inference_mode():
+        for value in (3, 7):
+            cycle._sent_numbers[:] = [[-1], [value], [0], [-1], [-1]]  # spare requests: nothing is written
+            cycle._received_numbers[:] = -5
+            cycle._run_verify(1)
+            torch.cuda.synchronize()
+            assert cycle._requests[1].tolist() == [value] * engine.config.max_seats
+            assert cycle._received_numbers.tolist() == cycle._decided.tolist()

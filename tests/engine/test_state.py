@@ -145,7 +145,7 @@ def test_without_a_tokenizer_there_are_only_tokens() -> None:
 
 def test_a_failed_request_says_so_and_takes_nothing() -> None:
     request = make_request()
-    assert request.fail() == Chunk(3, "", (), 0, "error")
+    assert request.spell(request.fail()) == Chunk(3, "", (), 0, "error")
     assert (request.finish_reason, request.output_token_ids) == ("error", [])
 
 
@@ -167,9 +167,30 @@ def test_what_is_taken_can_be_spelled_later(stops: tuple[str, ...], last: int) -
 
 def test_a_stop_string_ends_a_request_before_it_is_spelled() -> None:
     request = make_request("ca")
-    chunk = request.take([3, 0, 0], num_accepted_tokens=2)
-    assert (chunk.text, chunk.token_ids, request.finish_reason) == ("", (3, 0), "stop")
-    assert request.spell(chunk) == chunk
+    taken = request.take([3, 0, 0], num_accepted_tokens=2)
+    assert (taken.shown, taken.token_ids, request.finish_reason) == ("", [3, 0], "stop")
+    assert request.spell(taken) == Chunk(3, "", (3, 0), 2, "stop")
+
+
+@pytest.mark.parametrize("limit", range(1, 6))
+@pytest.mark.parametrize("stop_at", [None, *range(5)])
+def test_tokens_taken_together_are_those_taken_one_by_one(limit: int, stop_at: int | None) -> None:
+    block = [STOP_TOKEN_ID if stop_at in (slot, slot - 2) else slot % 3 for slot in range(5)]
+    together, one_by_one = make_request(max_tokens=limit), make_request("never", max_tokens=limit)
+    taken, expected = (each.take(block, num_accepted_tokens=4, num_draft_tokens=4) for each in (together, one_by_one))
+    assert taken._replace(request=one_by_one, shown="") == expected._replace(shown="")
+    for name in ("output_token_ids", "num_tokens_left", "finish_reason"):
+        assert getattr(together, name) == getattr(one_by_one, name)
+    assert taken.finish_reason == ("stop" if stop_at is not None and stop_at < limit else "length")
+
+
+def test_a_cycle_is_counted_once_and_before_any_cut() -> None:
+    request = make_request(max_tokens=2)
+    taken = request.take([0, 1, 3], num_accepted_tokens=2, num_draft_tokens=4)
+    assert request.acceptance.num_cycles == 0  # with the telling, not before
+    request.spell(taken)
+    assert (request.acceptance.num_cycles, request.acceptance.num_draft_tokens) == (1, 4)
+    assert request.acceptance.accepted_histogram == {2: 1}
 
 
 def test_a_plan_of_counts_goes_token_by_token() -> None:

@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from outrider.errors import ConfigError
 from outrider.server.app import create_app
-from outrider.server.process import DrainingServer, run_server
+from outrider.server.process import SWITCH_INTERVAL_S, DrainingServer, run_server
 from tests.serving import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +109,16 @@ def test_a_port_in_use_is_named() -> None:
 
 
 def test_the_port_that_the_system_chose_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DrainingServer, "run", lambda self, sockets: [each.close() for each in sockets])
+    calls: list[Any] = []
+    monkeypatch.setattr("sys.setswitchinterval", calls.append)
+    monkeypatch.setattr("gc.freeze", lambda: calls.append("freeze"))
+
+    def run(server: DrainingServer, sockets: list[socket.socket]) -> None:
+        for each in sockets:
+            each.close()
+        eventually(lambda: calls == [SWITCH_INTERVAL_S, "freeze"])  # once it has booted
+
+    monkeypatch.setattr(DrainingServer, "run", run)
     begin(0, heard := [])
     ((address, port),) = heard
     assert address == "127.0.0.1"

@@ -180,6 +180,8 @@ def time_cell(
     progress(f"{name} boot")
     started = time.perf_counter()
     engine = make_engine(models.target, drafter, None, config)
+    gc.collect()
+    gc.freeze()  # as a server does
     run_batch(engine, replace(work, max_tokens=min(READY_TOKENS, work.max_tokens)), cell, run="ready")
     ready_s = time.perf_counter() - started
     run_batch(engine, replace(work, max_tokens=min(WARMUP_TOKENS, work.max_tokens)), cell, run="warm-up")
@@ -196,6 +198,7 @@ def time_cell(
     if work.is_exactness_checked:
         progress(f"{name} exactness")
         is_exact = is_cell_exact(models, cell, work)
+    gc.unfreeze()
     gc.collect()
     return {
         **asdict(cell),
@@ -212,11 +215,15 @@ def run_batch(engine: Engine, work: DecodeWork, cell: Cell, *, run: str) -> dict
     started = time.perf_counter()
     requests = begin_batch(engine, work, cell, run=run)
     decode_started = time.perf_counter()
-    gaps, num_cycles = ReplayGaps(), 0
+    gaps, num_cycles, host_us, launch_us = ReplayGaps(), 0, list[float](), list[float]()
     with gaps.watching():
         while engine.has_work:
             engine.step()
             num_cycles += 1
+            cycle = engine.device_cycle
+            if cycle is not None and cycle.host_s is not None:
+                host_us.append(round(1e6 * cycle.host_s, 1))
+                launch_us.append(round(1e6 * cycle.launch_s, 1))
     seconds = time.perf_counter() - decode_started
     if engine.drafter_fault is not None:
         raise EngineFault(f"drafting was given up, so that there is nothing to time: {engine.drafter_fault}")
@@ -230,6 +237,8 @@ def run_batch(engine: Engine, work: DecodeWork, cell: Cell, *, run: str) -> dict
         "num_distinct_tokens": len({token for request in requests for token in request.output_token_ids}),
         "acceptance_length": metrics.mean_acceptance_length(acceptance),
         "gaps_us": [round(gap, 1) for gap in gaps.gaps_us()],
+        "host_us": host_us,
+        "launch_us": launch_us,
     }
 
 
@@ -247,8 +256,12 @@ def begin_batch(engine: Engine, work: DecodeWork, cell: Cell, *, run: str) -> li
 
 
 def pooled_figures(rows: Sequence[dict[str, Any]], needed: CycleBytes | None, *, bandwidth: float) -> dict[str, Any]:
-    """Figures of a cell: medians of its runs, as the peer's are, and percentiles of all gaps together."""
-    gaps = [gap for row in rows for gap in row["gaps_us"]]
+    """Figures of a cell: medians of its runs, as the peer's are, and percentiles of all gaps together.
+
+    A gap is the device's, on its own clock. Of it, `host` is from the host's waking to the end of its launch, and
+    `launch` the part of that which the driver took.
+    """
+    gaps, host, launch = ([us for row in rows for us in row[name]] for name in ("gaps_us", "host_us", "launch_us"))
     ms = median(1e3 * row["decode_s"] / row["num_cycles"] for row in rows)
     return {
         "tokens_per_s": median(row["num_decoded_tokens"] / row["decode_s"] for row in rows),
@@ -258,6 +271,9 @@ def pooled_figures(rows: Sequence[dict[str, Any]], needed: CycleBytes | None, *,
         **floor_figures(ms, needed.total if needed else None, bandwidth),
         "gap_p50_us": metrics.percentile(gaps, 0.5),
         "gap_p99_us": metrics.percentile(gaps, 0.99),
+        "host_p50_us": metrics.percentile(host, 0.5),
+        "host_p99_us": metrics.percentile(host, 0.99),
+        "launch_p50_us": metrics.percentile(launch, 0.5),
         "measured_acceptance_length": mean_of(row["acceptance_length"] for row in rows),
     }
 

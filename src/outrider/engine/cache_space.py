@@ -32,6 +32,10 @@ class CacheSpace(Protocol):
         """Make the `num_rows` positions after the first `num_committed` writable; False if there is no room."""
         ...
 
+    def is_reserved(self, seat: int, *, num_committed: int, num_rows: int) -> bool:
+        """True where `reserve` would have nothing to do."""
+        ...
+
     def reserve_ahead(self, seat: int, *, num_committed: int, num_rows: int) -> None:
         """Do now, if there is room, what `reserve` would else do when a device waits for it."""
         ...
@@ -76,6 +80,10 @@ class SeatSpace:
 
     def reserve(self, seat: int, *, num_committed: int, num_rows: int) -> bool:
         """Always room for a whole context."""
+        return self.is_reserved(seat, num_committed=num_committed, num_rows=num_rows)
+
+    def is_reserved(self, seat: int, *, num_committed: int, num_rows: int) -> bool:
+        """From the beginning."""
         return seat in self._taken and num_committed + num_rows <= self.max_positions
 
     def reserve_ahead(self, seat: int, *, num_committed: int, num_rows: int) -> None:
@@ -118,8 +126,13 @@ class PagedSpace:
 
     def reserve(self, seat: int, *, num_committed: int, num_rows: int) -> bool:
         """Take the pages that are missing; windows then give up those that nobody will see again."""
-        is_reserved = self.kv_cache.is_reserved(seat, num_committed=num_committed, num_rows=num_rows)
-        return is_reserved or self.kv_cache.reserve(seat, num_committed=num_committed, num_rows=num_rows)
+        if self.is_reserved(seat, num_committed=num_committed, num_rows=num_rows):
+            return True
+        return self.kv_cache.reserve(seat, num_committed=num_committed, num_rows=num_rows)
+
+    def is_reserved(self, seat: int, *, num_committed: int, num_rows: int) -> bool:
+        """As long as the seat stays in pages that were reserved before."""
+        return self.kv_cache.is_reserved(seat, num_committed=num_committed, num_rows=num_rows)
 
     def reserve_ahead(self, seat: int, *, num_committed: int, num_rows: int) -> None:
         """Most cycles stay in pages that the seat has."""

@@ -26,7 +26,7 @@ from outrider.engine.prefill import first_token, num_chunk_rows, prefill_chunk
 from outrider.engine.proposer import Proposer, is_replayable
 from outrider.engine.rejection import ACCEPTANCE_RULES
 from outrider.engine.scheduler import Scheduler
-from outrider.engine.state import NOT_FINITE, RequestState
+from outrider.engine.state import NOT_FINITE, RequestState, Taken
 from outrider.engine.synthetic import check_synthetic, kept_counts, synthetic_rates
 from outrider.errors import ConfigError, DrafterFault, RequestError
 from outrider.models.attention import GivenRows, LayerCaches
@@ -38,9 +38,6 @@ DEFAULT_ROWS = 64  # of prompts a step
 MAX_BLOCK_ROWS = 64  # of one request in a cycle: what windows keep room for beside a prompt's rows
 
 logger = logging.getLogger(__name__)
-
-Taken = tuple[RequestState, Chunk]
-"""What a request took from a cycle; the chunk has no text yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,8 +336,12 @@ class Engine:
         if not self.has_work:
             return []
         with self.target.kernels.own_threads():
+            self._settle_ended()  # left by a step that was broken off
             taken = [*self._collect(), *self._decode()]
-            return [*(self._told(request, chunk) for request, chunk in taken), *self._prefill()]
+            chunks = [*map(self._told, taken), *self._prefill()]
+            if self._under_way:
+                self.scheduler.space.flush()
+            return chunks
 
     @torch.inference_mode()
     def prefill(self) -> list[Chunk]:
@@ -395,49 +396,45 @@ class Engine:
 
     def _plan_cycle(self) -> tuple[list[RequestState], list[int]]:
         """Who takes part, oldest first, and with how many drafts; whoever finds no room has lost its seat."""
-        running = list(self.scheduler.running)
+        running, space = [each for each in self.scheduler.running if each.finish_reason is None], self.scheduler.space
         limits = [request.max_draft_length if self.proposer else 0 for request in running]
         lengths = plan_draft_lengths(limits, row_budget=self.config.row_budget)
         for request, length in zip(running, lengths, strict=True):
-            if request.seat >= 0:
-                self.scheduler.make_room(request, num_committed=request.anchor_position, num_rows=length + 1)
+            num_committed, num_rows = request.anchor_position, length + 1
+            if request.seat < 0 or space.is_reserved(request.seat, num_committed=num_committed, num_rows=num_rows):
+                continue
+            self._settle_ended()  # before anyone gives way
+            self.scheduler.make_room(request, num_committed=num_committed, num_rows=num_rows)
         seated = [(request, n) for request, n in zip(running, lengths, strict=True) if request.seat >= 0]
         return [request for request, _ in seated], [length for _, length in seated]
 
     def _take(self, requests: Sequence[RequestState], decided: Decided) -> list[Taken]:
-        """Tokens to requests, in order; whoever is done leaves. The telling can wait for the next cycle's launch."""
+        """Tokens to requests, in order. All else can wait for the next cycle's launch: a device may be idle."""
         taken = []
         for request, accepted, target_id, is_finite, drafts, drafted, logprobs in zip(requests, *decided, strict=True):
             if request.finish_reason is not None:
                 continue  # aborted while the device was at work
             if not is_finite:
-                taken.append((request, self._fail(request)))
-                continue
-            if accepted < 0:
-                taken.append((request, self._fail(request, "a cycle brought no token")))
-                continue
-            if drafted > 0:
-                request.acceptance.record_cycle(draft_length=drafted, num_accepted_tokens=accepted)
-            chunk = request.take(
-                [*drafts[:accepted], target_id],
-                num_accepted_tokens=accepted,
-                num_draft_tokens=drafted,
-                logprobs=logprobs,
-            )
-            if chunk.finish_reason is not None:
-                self._settle(request)
-            taken.append((request, chunk))
+                taken.append(self._fail(request))
+            elif accepted < 0:
+                taken.append(self._fail(request, "a cycle brought no token"))
+            else:
+                token_ids = [*drafts[:accepted], target_id]
+                taken.append(
+                    request.take(token_ids, num_accepted_tokens=accepted, num_draft_tokens=drafted, logprobs=logprobs)
+                )
         return taken
 
-    def _told(self, request: RequestState, chunk: Chunk) -> Chunk:
-        """The chunk with its text; what its cycle committed can be shared, before a window gives it up."""
-        if request.finish_reason is None and request.seat >= 0:
+    def _told(self, taken: Taken) -> Chunk:
+        """The chunk of what was taken, and all that a launch does not wait for."""
+        request = taken.request
+        if request.seat >= 0:
             self._settle(request)
-            if self._under_way:  # for the cycle under way and the one after it
-                num_rows = min(2 * (request.draft_length + 1), self.config.max_block_rows)
-                num_committed = request.anchor_position
-                self.scheduler.space.reserve_ahead(request.seat, num_committed=num_committed, num_rows=num_rows)
-        return request.spell(chunk)
+        if request.seat >= 0 and self._under_way:  # for the cycle under way and the one after it
+            num_rows = min(2 * (request.draft_length + 1), self.config.max_block_rows)
+            num_committed = request.anchor_position
+            self.scheduler.space.reserve_ahead(request.seat, num_committed=num_committed, num_rows=num_rows)
+        return request.spell(taken)
 
     def _prefill(self) -> list[Chunk]:
         """Pieces of prompts in order of arrival, until one does not fit into what is left of `prefill_rows`."""
@@ -462,7 +459,7 @@ class Engine:
             self._give_up_drafting(fault)
             hidden = self._prefill_rows(request, num_rows)
         self._publish(request, request.num_computed_tokens)
-        if request.num_computed_tokens < len(request.prefill_token_ids):
+        if request.num_computed_tokens < request.num_prefill_tokens:
             return []
         self.scheduler.start(request)
         if request.output_token_ids:
@@ -470,7 +467,7 @@ class Engine:
         is_padded = self.config.rows_per_pass is not None
         judged = first_token(request, hidden, num_rows, target=self.target, is_padded=is_padded)
         if not bool(judged.is_finite):
-            return [self._fail(request)]
+            return [request.spell(self._fail(request))]
         token_ids = judged.verdict.target_token_ids.tolist()
         chunk = request.append(token_ids, num_accepted_tokens=0, logprobs=judged.logprobs[0])
         self._settle(request)
@@ -487,17 +484,23 @@ class Engine:
             rows_per_pass=self.config.rows_per_pass,
         )
 
-    def _fail(self, request: RequestState, error: str = NOT_FINITE) -> Chunk:
-        chunk = request.fail(error)
+    def _fail(self, request: RequestState, error: str = NOT_FINITE) -> Taken:
+        taken = request.fail(error)
         self.scheduler.space.withdraw(request.seat)  # or every later request with this text would fail, too
         self.scheduler.remove(request)
-        return chunk
+        return taken
 
     def _settle(self, request: RequestState) -> None:
         """After a cycle: what it committed can be shared, before a window gives it up; whoever is done leaves."""
-        self._publish(request, len(request.prefill_token_ids))
+        self._publish(request, request.num_prefill_tokens)
         if request.finish_reason is not None:
             self.scheduler.remove(request)
+
+    def _settle_ended(self) -> None:
+        """Let those leave that have ended, and have not been told yet."""
+        for request in self.scheduler.running:
+            if request.finish_reason is not None:
+                self._settle(request)
 
     def _publish(self, request: RequestState, num_tokens: int) -> None:
         """Offer the first tokens to later requests. Their rows are in the caches for certain: the anchor's is not."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from time import perf_counter
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from outrider.models.attention import LayerCaches
 from outrider.models.gemma import GemmaTarget
 
 SPARE_REQUEST = (-1, 0, 0, -1, -1)  # seat, anchor id, position, draft length, planned count
+SPARE_COLUMN = np.array(SPARE_REQUEST)[:, None]
 NUM_COUNTS = 3  # of what comes back for a request before its drafts: accepted tokens, target's token, is finite
 
 
@@ -60,7 +63,7 @@ class DeviceCycle:
     """Cycles of plain greedy requests: the same verdicts, tokens and caches as `run_cycle`.
 
     `launch` returns at once and `wait` has what was decided; one cycle is under way at a time. The host writes one
-    pinned buffer, int64 [5, Q], and reads one, int64 [Q, 3 + K].
+    pinned buffer, int64 [5, Q], and reads one, int64 [Q, 3 + K]; to copy them is part of the functions.
     """
 
     def __init__(
@@ -82,40 +85,55 @@ class DeviceCycle:
         self._received = torch.zeros(max_seats, NUM_COUNTS + longest, dtype=torch.int64)
         if is_cuda:
             self._sent, self._received = self._sent.pin_memory(), self._received.pin_memory()
-        self._sent_numbers = self._sent.numpy()
-        self._requests, self._decided = self._sent.to(device, copy=True), self._received.to(device, copy=True)
+        self._sent_numbers, self._received_numbers = self._sent.numpy(), self._received.numpy()
+        # Replays are unknown to the allocator of pinned memory: these copies tell it which stream has to be done before
+        # the buffers may be given to another.
+        self._requests = self._sent.to(device, copy=True, non_blocking=True)
+        self._decided = self._received.to(device, copy=True, non_blocking=True)
         self._drafts = torch.zeros(max_seats, longest, dtype=torch.int64, device=device)
         self._done = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
         self._lengths: Sequence[int] = ()
+        self._woken_s: float | None = None  # on the clock of `time.perf_counter`
+        self.host_s: float | None = None
+        """Seconds from the end of the last `wait` to the end of the `launch` after it; None until then."""
+        self.launch_s = 0.0
+        """Seconds that the last `launch` spent on the device's queue: the end of `host_s`."""
 
     def launch(self, requests: Sequence[RequestState], lengths: Sequence[int]) -> None:
         """Begin a cycle with so many drafts for each request, all of them plain greedy.
 
         DrafterFault where the drafter fails; nothing of the cycle counts then.
         """
-        sent, num_requests, longest = self._sent_numbers, len(requests), max(lengths)
-        sent[:, num_requests:] = [[value] for value in SPARE_REQUEST]
-        sent[0, :num_requests] = [request.seat for request in requests]
-        sent[1, :num_requests] = [request.anchor_token_id for request in requests]
-        sent[2, :num_requests] = [request.anchor_position for request in requests]
-        sent[3, :num_requests] = lengths
-        sent[4, :num_requests] = [request.planned_count for request in requests]
-        # Not part of a graph: the allocator of pinned memory has to know which stream uses it.
-        self._requests.copy_(self._sent, non_blocking=True)
+        num_requests, longest = len(requests), max(lengths)
+        self._write_table(requests, lengths)
+        started_s = perf_counter()
         if longest > 0:
             draft_length = next(bucket for bucket in self.draft_buckets if bucket >= longest)
             self._run_draft(bucket_of(num_requests, most=self.max_seats), draft_length)
         self._run_verify(self.rows_per_pass or bucket_of(num_requests + sum(lengths)))
-        self._received.copy_(self._decided, non_blocking=True)
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(self.target.device))
-        self._lengths = tuple(lengths)
+        ended_s, self._lengths = perf_counter(), tuple(lengths)
+        self.launch_s = ended_s - started_s
+        self.host_s, self._woken_s = None if self._woken_s is None else ended_s - self._woken_s, None
+
+    def _write_table(self, requests: Sequence[RequestState], lengths: Sequence[int]) -> None:
+        table, num_requests = self._sent_numbers, len(requests)
+        table[:, :num_requests] = [
+            [request.seat for request in requests],
+            [request.output_token_ids[-1] for request in requests],
+            [request.anchor_position for request in requests],
+            lengths,
+            [request.planned_count for request in requests],
+        ]
+        table[:, num_requests:] = SPARE_COLUMN
 
     def wait(self) -> Decided:
         """What the cycle that was launched last has decided, once it is done."""
         if self._done is not None:
             self._done.synchronize()
-        rows = self._received[: len(self._lengths)].tolist()
+        self._woken_s, self.host_s = perf_counter(), None
+        rows = self._received_numbers[: len(self._lengths)].tolist()
         return Decided(
             num_accepted_tokens=[row[0] for row in rows],
             target_token_ids=[row[1] for row in rows],
@@ -127,7 +145,7 @@ class DeviceCycle:
 
     def warm_up(self, max_rows: int) -> None:
         """Capture what a running engine is likely to need, for up to so many rows, with no request in it."""
-        self._requests.copy_(torch.tensor(SPARE_REQUEST)[:, None].expand_as(self._requests))
+        self._sent_numbers[:] = SPARE_COLUMN
         for num_requests in buckets_up_to(self.max_seats, most=self.max_seats):
             for draft_length in self.draft_buckets[:1]:
                 self._run_draft(num_requests, draft_length)
@@ -144,11 +162,13 @@ class DeviceCycle:
     def _draft(self, num_requests: int, draft_length: int) -> None:
         """So many drafts after the anchors of the first requests; a request's own length says how many count."""
         assert isinstance(self.proposer, GreedyProposer)
+        self._requests.copy_(self._sent, non_blocking=True)
         draft = self.proposer.propose_greedily(self._anchors(num_requests), draft_length)
         self._drafts[:num_requests, :draft_length] = draft.token_ids
 
     def _verify(self, num_rows: int) -> None:
         """All that follows the drafts, for all requests that there can be."""
+        self._requests.copy_(self._sent, non_blocking=True)
         anchors = self._anchors(self.max_seats)
 
         def judge(hidden: Tensor, row_index: Tensor) -> Judged:
@@ -165,6 +185,7 @@ class DeviceCycle:
         )
         counts = torch.stack([num_accepted, target_token_ids, is_finite.long()], dim=1)
         self._decided.copy_(torch.cat([counts, self._drafts], dim=1))
+        self._received.copy_(self._decided, non_blocking=True)
 
     def _anchors(self, num_requests: int) -> Anchors:
         seats, token_ids, positions, lengths, planned = self._requests[:, :num_requests].unbind(0)

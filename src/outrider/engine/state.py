@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 from outrider.core import AcceptanceStats, Chunk, SamplingParams, TokenLogprobs
 from outrider.engine.adjustments import Adjustments, asks_for_logits
@@ -12,6 +14,18 @@ from outrider.models.attention import GivenRows
 from outrider.tokenizer import IncrementalDecoder
 
 NOT_FINITE = "the target's logits were not finite"
+
+
+class Taken(NamedTuple):
+    """What a request took from a pass: its tokens are text from now on, but nobody has been told."""
+
+    request: RequestState
+    token_ids: Sequence[int]
+    num_accepted_tokens: int  # drafts that the pass kept, before the text was cut
+    num_draft_tokens: int
+    finish_reason: str | None
+    shown: str  # text of a request with stop strings: it says where the tokens end
+    logprobs: Sequence[TokenLogprobs]
 
 
 @dataclass
@@ -57,7 +71,7 @@ class RequestState:
         """Absolute position of the newest token."""
         return len(self.prompt_token_ids) + len(self.output_token_ids) - 1
 
-    @property
+    @cached_property
     def needs_logits(self) -> bool:
         """False where it takes the target's best token as it is and asks no more."""
         return self.constraint is not None or asks_for_logits(self.params, self.adjustments)
@@ -76,6 +90,11 @@ class RequestState:
     def prefill_token_ids(self) -> tuple[int, ...]:
         """What has to be in the caches before it can run: the prompt, and of an answer begun all but the anchor."""
         return self.prompt_token_ids + tuple(self.output_token_ids[:-1])
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """How many those are."""
+        return len(self.prompt_token_ids) + max(0, len(self.output_token_ids) - 1)
 
     @property
     def max_draft_length(self) -> int:
@@ -107,14 +126,36 @@ class RequestState:
         num_accepted_tokens: int,
         num_draft_tokens: int = 0,
         logprobs: Sequence[TokenLogprobs] = (),
-    ) -> Chunk:
+    ) -> Taken:
         """Take tokens in order until one ends the request; the earliest event wins, and a stop beats the limit.
 
         A stop token counts as emitted and is in token_ids; neither its text nor a stop string is in the text.
         `logprobs` has one entry for each token, or none at all. A token that the grammar refuses is not taken: the
-        grammar had no way to go on, and the request ends with "error". The chunk has no text yet, but for a request
-        with stop strings, whose text says where it ends: give it to `spell`, chunk after chunk.
+        grammar had no way to go on, and the request ends with "error". All that is not needed to go on decoding is left
+        to `spell`, which gets what was taken in the same order.
         """
+        if self.constraint is None and not self.params.stop_strings:
+            taken, shown = self._take_together(token_ids), ""
+        else:
+            taken, shown = self._take_one_by_one(token_ids)
+        kept = logprobs[: len(taken)]
+        self.logprobs += kept
+        return Taken(self, taken, num_accepted_tokens, num_draft_tokens, self.finish_reason, shown, kept)
+
+    def _take_together(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """As `_take_one_by_one` where tokens alone end a request: a device may be waiting for it."""
+        taken = token_ids[: self.num_tokens_left]
+        if not self.stop_token_ids.isdisjoint(taken):
+            is_stop = [token_id in self.stop_token_ids for token_id in taken]
+            taken, self.finish_reason = taken[: is_stop.index(True) + 1], "stop"
+        self.output_token_ids += taken
+        self.num_tokens_left -= len(taken)
+        if self.finish_reason is None and self.num_tokens_left == 0:
+            self.finish_reason = "length"
+        return taken
+
+    def _take_one_by_one(self, token_ids: Sequence[int]) -> tuple[list[int], str]:
+        """The tokens that were taken, and their text where there are stop strings."""
         taken: list[int] = []
         shown = ""
         for token_id in token_ids:
@@ -134,25 +175,32 @@ class RequestState:
                 break
         if self.finish_reason is not None and self.params.stop_strings:
             shown += self._flush_text()
-        num_shown = min(num_accepted_tokens, len(taken))
-        kept = tuple(logprobs[: len(taken)])
-        self.logprobs += kept
-        return Chunk(self.index, shown, tuple(taken), num_shown, self.finish_reason, num_draft_tokens, kept)
+        return taken, shown
 
-    def spell(self, chunk: Chunk) -> Chunk:
-        """The next chunk with its text, which is part of the request's from now on."""
-        text = chunk.text
+    def spell(self, taken: Taken) -> Chunk:
+        """What was taken, counted and with its text, which is part of the request's from now on."""
+        text, token_ids, num_accepted = taken.shown, tuple(taken.token_ids), taken.num_accepted_tokens
+        if taken.num_draft_tokens > 0:
+            self.acceptance.record_cycle(draft_length=taken.num_draft_tokens, num_accepted_tokens=num_accepted)
         if self.decoder is not None and self.error is None and not self.params.stop_strings:
-            has_stop_token = chunk.finish_reason == "stop"
-            text = self.decoder.push(chunk.token_ids[:-1] if has_stop_token else chunk.token_ids)
-            text += self.decoder.flush() if chunk.finish_reason is not None else ""
+            has_stop_token = taken.finish_reason == "stop"
+            text = self.decoder.push(token_ids[:-1] if has_stop_token else token_ids)
+            text += self.decoder.flush() if taken.finish_reason is not None else ""
         self.text += text
-        return replace(chunk, text=text)
+        return Chunk(
+            request_index=self.index,
+            text=text,
+            token_ids=token_ids,
+            num_accepted_draft_tokens=min(num_accepted, len(token_ids)),
+            finish_reason=taken.finish_reason,
+            num_draft_tokens=taken.num_draft_tokens,
+            logprobs=tuple(taken.logprobs),
+        )
 
-    def fail(self, error: str = NOT_FINITE) -> Chunk:
+    def fail(self, error: str = NOT_FINITE) -> Taken:
         """End the request because of a fault it may not have caused; nothing of the cycle is text."""
         self.finish_reason, self.error = "error", error
-        return Chunk(self.index, "", (), 0, "error")
+        return Taken(self, (), 0, 0, "error", "", ())
 
     def _release(self, piece: str) -> str:
         self.pending_text += piece
