@@ -50,7 +50,7 @@ def timed(*cells: Cell, work: DecodeWork = WORK) -> tuple[dict[str, Any], list[s
 
 
 def test_plain_and_drafted_cells_end_to_end() -> None:
-    cells = [Cell(num_speculative_tokens=0, batch=2), Cell(num_speculative_tokens=3, batch=2)]
+    cells = [Cell(num_speculative_tokens=0, batch=2), Cell(num_speculative_tokens=3, batch=2, prompt_tokens=37)]
     found, messages = timed(*cells)
     json.dumps(found)
     assert len(messages) == num_steps(WORK, cells)
@@ -65,6 +65,7 @@ def test_plain_and_drafted_cells_end_to_end() -> None:
         assert cell["tokens_per_s"] == pytest.approx(sum(rates) / 2)
         assert cell["floor_share"] == pytest.approx(cell["bytes_per_cycle"] / 1e6 / cell["ms_per_cycle"])
         assert (cell["parts"], cell["gap_p99_us"]) == ([], None)
+    assert (plain["prompt_tokens"], drafted["prompt_tokens"]) == (20, 37)
     assert drafted["bytes_per_cycle"] > plain["bytes_per_cycle"]
     assert not found["is_synthetic"]
     assert found["environment"]["python"]
