@@ -152,3 +152,15 @@ def test_parts_of_a_cycle_on_a_gpu(length: int, monkeypatch: pytest.MonkeyPatch)
     listed = sum(row["us"] * row["per_cycle"] for row in cell["kernels_seen"]) / 1e3
     assert in_parts == pytest.approx(listed)
     assert torch.cuda.is_available()
+
+
+@pytest.mark.gpu
+def test_prompts_of_several_lengths_on_a_gpu() -> None:
+    work = DecodeWork(target="tiny", prompt_tokens=600, max_tokens=24, num_runs=2, device="cuda")
+    cells = [Cell(num_speculative_tokens=3, batch=2, prompt_tokens=tokens) for tokens in (40, 600)]
+    found, _ = timed(*cells, work=work)
+    assert [cell["prompt_tokens"] for cell in found["cells"]] == [40, 600]
+    for cell in found["cells"]:
+        assert cell["prefill_s"] > 0
+        assert all(row["num_decoded_tokens"] == 2 * 23 for row in cell["rows"])
+    assert found["cells"][1]["bytes_per_cycle"] > found["cells"][0]["bytes_per_cycle"]
