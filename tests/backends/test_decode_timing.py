@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from outrider.backends.dummy import build_dummy
 from outrider.backends.floor import CycleBytes
 from outrider.backends.local import make_engine
 from outrider.engine.engine import EngineConfig
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, EngineFault
 from outrider.kernels.reference import TorchKernels
 
 CPU = torch.device("cpu")
@@ -137,6 +138,14 @@ def test_sizes_that_leave_nothing_to_time_are_refused(sizes: dict[str, int]) -> 
 def test_a_name_that_is_not_known_is_refused() -> None:
     with pytest.raises(ConfigError, match="70b"):
         timed(Cell(num_speculative_tokens=0, batch=1), work=DecodeWork(target="70b", device="cpu"))
+
+
+def test_a_prompt_that_fails_is_not_waited_for() -> None:
+    failed = SimpleNamespace(output_token_ids=[], finish_reason="error")
+    engine = SimpleNamespace(target=SimpleNamespace(config=SimpleNamespace(vocab_size=99)))
+    engine.add, engine.prefill = lambda *_: failed, lambda: None
+    with pytest.raises(EngineFault, match="before its first token"):
+        decode_timing.begin_batch(engine, WORK, Cell(num_speculative_tokens=0, batch=2), run="0")  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu

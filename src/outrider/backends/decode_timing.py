@@ -238,13 +238,15 @@ def run_batch(engine: Engine, work: DecodeWork, cell: Cell, *, run: str) -> dict
 
 
 def begin_batch(engine: Engine, work: DecodeWork, cell: Cell, *, run: str) -> list[RequestState]:
-    """Requests with their first token each, and nothing decoded."""
+    """Requests with their first token each, and nothing decoded; EngineFault where one failed before it."""
     vocab_size = engine.target.config.vocab_size
     params = SamplingParams(max_tokens=work.max_tokens, ignore_eos=True)
     prompts = [random_prompt(work, run=run, index=index, vocab_size=vocab_size) for index in range(cell.batch)]
     requests = [engine.add(prompt, params) for prompt in prompts]
     while not all(request.output_token_ids for request in requests):
         engine.prefill()
+        if any(request.finish_reason is not None and not request.output_token_ids for request in requests):
+            raise EngineFault("a prompt failed before its first token, so that there is nothing to time.")
     if engine.target.device.type == "cuda":
         torch.cuda.synchronize()
     return requests
