@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from outrider.backends.dummy import build_dummy
 from outrider.backends.floor import CycleBytes
 from outrider.backends.local import make_engine
 from outrider.engine.engine import EngineConfig
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, EngineFault
 from outrider.kernels.reference import TorchKernels
 
 CPU = torch.device("cpu")
@@ -50,7 +51,7 @@ def timed(*cells: Cell, work: DecodeWork = WORK) -> tuple[dict[str, Any], list[s
 
 
 def test_plain_and_drafted_cells_end_to_end() -> None:
-    cells = [Cell(num_speculative_tokens=0, batch=2), Cell(num_speculative_tokens=3, batch=2)]
+    cells = [Cell(num_speculative_tokens=0, batch=2), Cell(num_speculative_tokens=3, batch=2, prompt_tokens=37)]
     found, messages = timed(*cells)
     json.dumps(found)
     assert len(messages) == num_steps(WORK, cells)
@@ -65,6 +66,7 @@ def test_plain_and_drafted_cells_end_to_end() -> None:
         assert cell["tokens_per_s"] == pytest.approx(sum(rates) / 2)
         assert cell["floor_share"] == pytest.approx(cell["bytes_per_cycle"] / 1e6 / cell["ms_per_cycle"])
         assert (cell["parts"], cell["gap_p99_us"], cell["host_p99_us"]) == ([], None, None)
+    assert (plain["prompt_tokens"], drafted["prompt_tokens"]) == (20, 37)
     assert drafted["bytes_per_cycle"] > plain["bytes_per_cycle"]
     assert not found["is_synthetic"]
     assert found["environment"]["python"]
@@ -140,6 +142,14 @@ def test_a_name_that_is_not_known_is_refused() -> None:
         timed(Cell(num_speculative_tokens=0, batch=1), work=DecodeWork(target="70b", device="cpu"))
 
 
+def test_a_prompt_that_fails_is_not_waited_for() -> None:
+    failed = SimpleNamespace(output_token_ids=[], finish_reason="error")
+    engine = SimpleNamespace(target=SimpleNamespace(config=SimpleNamespace(vocab_size=99)))
+    engine.add, engine.prefill = lambda *_: failed, lambda: None
+    with pytest.raises(EngineFault, match="before its first token"):
+        decode_timing.begin_batch(engine, WORK, Cell(num_speculative_tokens=0, batch=2), run="0")  # type: ignore[arg-type]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("length", [0, 3])
 def test_parts_of_a_cycle_on_a_gpu(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,3 +163,15 @@ def test_parts_of_a_cycle_on_a_gpu(length: int, monkeypatch: pytest.MonkeyPatch)
     listed = sum(row["us"] * row["per_cycle"] for row in cell["kernels_seen"]) / 1e3
     assert in_parts == pytest.approx(listed)
     assert torch.cuda.is_available()
+
+
+@pytest.mark.gpu
+def test_prompts_of_several_lengths_on_a_gpu() -> None:
+    work = DecodeWork(target="tiny", prompt_tokens=600, max_tokens=24, num_runs=2, device="cuda")
+    cells = [Cell(num_speculative_tokens=3, batch=2, prompt_tokens=tokens) for tokens in (40, 600)]
+    found, _ = timed(*cells, work=work)
+    assert [cell["prompt_tokens"] for cell in found["cells"]] == [40, 600]
+    for cell in found["cells"]:
+        assert cell["prefill_s"] > 0
+        assert all(row["num_decoded_tokens"] == 2 * 23 for row in cell["rows"])
+    assert found["cells"][1]["bytes_per_cycle"] > found["cells"][0]["bytes_per_cycle"]

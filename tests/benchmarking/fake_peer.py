@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 SOURCE = """
-import json, os, sys, time
+import json, os, subprocess, sys, time
 from types import SimpleNamespace
 
 class SamplingParams:
@@ -16,8 +16,17 @@ class LLM:
     def __init__(self, **options):
         print("vllm talks on stdout as well")
         if os.environ.get("FAKE_VLLM") == "broken":
-            sys.stderr.write("CUDA out of memory, says vllm")
+            print("RuntimeError: no memory, says its engine")
+            for number in range(9):
+                print("and more", number)
+            sys.stderr.write("start failed, says vllm")
             sys.exit(3)
+        if os.environ.get("FAKE_VLLM") == "hanging":
+            print("the engine starts", flush=True)
+            engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            with open(os.environ["FAKE_VLLM_LOG"], "w") as file:
+                file.write(str(engine.pid))
+            time.sleep(60)
         if log := os.environ.get("FAKE_VLLM_LOG"):
             with open(log, "a") as file:
                 routing = os.environ.get("VLLM_MOE_ROUTING_SIMULATION_STRATEGY")

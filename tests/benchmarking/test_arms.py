@@ -105,6 +105,44 @@ def test_answers_without_acceptance_mean_off_on_our_own_server_only(client: Serv
     assert arm.echo([sample()]) == {}
 
 
+class CountingClient:
+    """vLLM as an arm sees it: answers say nothing of drafts, counters grow by what is planted."""
+
+    def __init__(self, *grown: float, kind: str = "vllm") -> None:
+        self.kind, self.grown, self.num_answers, self.num_scrapes = kind, grown, 0, 0
+
+    def server_kind(self) -> str:
+        return self.kind
+
+    def complete(self, request: Any) -> Any:
+        self.num_answers += 1
+        return sample()
+
+    def metrics_text(self) -> str:
+        self.num_scrapes += 1
+        names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+        texts = (
+            f"vllm:spec_decode_{name}_total {100 + self.num_answers * value}"
+            for name, value in zip(names, self.grown, strict=False)
+        )
+        return "\n".join([*texts, ""])
+
+
+def test_what_a_foreign_server_drafted_is_read_from_its_counters() -> None:
+    found = server_arm(CountingClient(5, 20, 9))  # type: ignore[arg-type]
+    measured = found.measure("hello")
+    assert measured.acceptance == {"num_spec_steps": 5, "num_draft_tokens": 20, "num_accepted_draft_tokens": 9}
+    assert found.echo([measured]) == {"drafting": True}
+    idle = server_arm(CountingClient(0, 0, 0))  # type: ignore[arg-type]
+    assert idle.echo([idle.measure("hello")]) == {"drafting": False}
+    for nothing in (CountingClient(), CountingClient(5), CountingClient(-5, 20, 9)):
+        arm = server_arm(nothing)  # type: ignore[arg-type]
+        assert arm.measure("hello").acceptance is None
+    ours = CountingClient(5, 20, 9, kind="outrider")
+    assert server_arm(ours).measure("hello").acceptance is None  # type: ignore[arg-type]
+    assert ours.num_scrapes == 0
+
+
 class FakeBackend:
     """Two drafted tokens kept of three, then one plain cycle; each chunk takes a second of the clock it is given."""
 

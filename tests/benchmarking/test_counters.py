@@ -21,6 +21,11 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",pos
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 40.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="1",model_name="m",position="1"} 20.0
 vllm:prompt_tokens_total{engine="0",model_name="m"} 1000.0
+vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="local_compute"} 984.0
+vllm:prompt_tokens_cached_total{engine="0",model_name="m"} 16.0
+vllm:external_prefix_cache_hits_total{engine="0",model_name="m"} 5.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 1.0
+vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.7e+09
 vllm:generation_tokens_total{engine="0",model_name="m"} 260.0
 vllm:prefix_cache_hits_total{engine="0",model_name="m"} 16.0
 vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 3.0

@@ -16,14 +16,18 @@ from outrider.errors import ConfigError, EngineFault
 def test_all_combinations_with_their_acceptance() -> None:
     cells = plan_cells("0,7", "1,4", "5.23")
     assert [(cell.key, cell.acceptance_length) for cell in cells] == [
-        ((0, 1), 1.0),
-        ((0, 4), 1.0),
-        ((7, 1), 5.23),
-        ((7, 4), 5.23),
+        ((0, 1, 512), 1.0),
+        ((0, 4, 512), 1.0),
+        ((7, 1, 512), 5.23),
+        ((7, 4, 512), 5.23),
     ]
+    long = plan_cells("0", "1,4", None, "512,8192")
+    assert [cell.key for cell in long] == [(0, 1, 512), (0, 1, 8192), (0, 4, 512), (0, 4, 8192)]
     each = plan_cells("3,0,15", "1", "2.5,7")
     assert [cell.acceptance_length for cell in each] == [2.5, 1.0, 7.0]
-    assert plan_cells("7", "2", None) == [CellPlan(num_speculative_tokens=7, batch=2, acceptance_length=None)]
+    assert plan_cells("7", "2", None) == [
+        CellPlan(num_speculative_tokens=7, batch=2, prompt_tokens=512, acceptance_length=None)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -54,6 +58,8 @@ def ours(
     cell = {
         "num_speculative_tokens": 7,
         "batch": 1,
+        "prompt_tokens": 512,
+        "prefill_s": 15 / tokens_per_s,
         "acceptance_length": acceptance_length,
         "measured_acceptance_length": 5.1,
         "tokens_per_s": tokens_per_s,
@@ -69,16 +75,18 @@ def ours(
         "weights_s": 1.0,
         "read_tb_per_s": 4.4,
         "is_synthetic": True,
-        "work": {"target": "31b", "prompt_tokens": 512, "max_tokens": 512},
+        "work": {"target": "31b", "max_tokens": 512},
         "cells": [cell],
         "environment": {"python": "3.12"},
     }
 
 
 PEER = {
-    (7, 1): {
+    (7, 1, 512): {
         "num_speculative_tokens": 7,
         "batch": 1,
+        "prompt_tokens": 512,
+        "prefill_s": 0.04,
         "tokens_per_s": 250.0,
         "ms_per_cycle": 21.0,
         "packages": {"vllm": "0.26.0"},
@@ -87,22 +95,27 @@ PEER = {
 
 
 def test_a_summary_is_the_mean_of_ours_beside_the_peer() -> None:
-    (row,) = summarize([ours(280.0, floor_share=0.8), ours(320.0, floor_share=0.9)], PEER)
+    (row,) = summarize([ours(250.0, floor_share=0.8), ours(375.0, floor_share=0.9)], PEER)
     assert row == {
         "target": "31b",
         "num_speculative_tokens": 7,
         "batch": 1,
+        "prompt_tokens": 512,
         "acceptance_length": 5.23,
-        "tokens_per_s": 300.0,
+        "tokens_per_s": 312.5,
         "peer_tokens_per_s": 250.0,
-        "ratio": 1.2,
+        "ratio": 1.25,
         "floor_share": pytest.approx(0.85),
         "bit_exact": True,
         "ms_per_cycle": 20.0,
+        "prefill_s": pytest.approx(0.05),
+        "peer_prefill_s": 0.04,
+        "prefill_ratio": pytest.approx(0.8),
     }
     (alone,) = summarize([ours(280.0, floor_share=None, acceptance_length=None)])
     assert alone["acceptance_length"] == 5.1
     assert (alone["peer_tokens_per_s"], alone["ratio"], alone["floor_share"]) == (None, None, None)
+    assert (alone["peer_prefill_s"], alone["prefill_ratio"]) == (None, None)
 
 
 def test_a_record_holds_both_passes_and_the_peer_between() -> None:

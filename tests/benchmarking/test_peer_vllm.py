@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from outrider.benchmarking import peer_vllm
-from outrider.benchmarking.peer_vllm import engine_options, parse, run_once, time_batch
+from outrider.benchmarking.peer_vllm import engine_options, parse, run_once, time_cell
 
-ARGUMENTS = ["--model", "m", "--prompt-tokens", "5", "--max-tokens", "11", "--runs", "1"]
+ARGUMENTS = ["--out", "o", "--model", "m", "--prompt-tokens", "5", "--max-tokens", "11", "--runs", "1"]
 
 
 class FakeLLM:
@@ -39,7 +39,7 @@ def test_prefill_and_its_tokens_are_taken_off(monkeypatch: pytest.MonkeyPatch) -
     times = iter([0.0, 1.0, 10.0, 14.0])
     monkeypatch.setattr(peer_vllm.time, "perf_counter", lambda: next(times))
     llm = FakeLLM()
-    row = run_once(llm, lambda max_tokens: max_tokens, asked(), 2)
+    row = run_once(llm, lambda max_tokens: max_tokens, asked(), batch=2, prompt_tokens=5)
     assert (row["prefill_s"], row["decode_s"]) == (1.0, 3.0)
     assert (row["num_decoded_tokens"], row["num_cycles"]) == (20, 5.0)
     assert row["acceptance_length"] == 1.0
@@ -52,7 +52,8 @@ def test_prefill_and_its_tokens_are_taken_off(monkeypatch: pytest.MonkeyPatch) -
 
 def test_figures_are_medians_of_what_counts() -> None:
     llm = FakeLLM()
-    found = time_batch(llm, lambda max_tokens: max_tokens, asked(), 2)
+    found = time_cell(llm, lambda max_tokens: max_tokens, asked(), batch=2, prompt_tokens=5)
+    assert (found["batch"], found["prompt_tokens"]) == (2, 5)
     assert len(found["rows"]) == 1
     assert len(llm.prompts) == 2 * (peer_vllm.NUM_WARMUPS + 1)
     assert found["tokens_per_s"] == found["rows"][0]["num_decoded_tokens"] / found["rows"][0]["decode_s"]

@@ -53,7 +53,9 @@ def test_the_planted_best_is_found_and_losing_is_said(runs: dict[Any, list[Run]]
 
 
 def test_a_record_has_each_request_with_its_cell(runs: dict[Any, list[Run]]) -> None:
-    record = sweep_record(runs, SETS, summarize_sweep(runs), name="s", url="http://x", model="m")
+    record = sweep_record(
+        runs, SETS, summarize_sweep(runs), name="s", urls=dict.fromkeys((0, 3, 6), "http://x"), model="m"
+    )
     assert [arm["name"] for arm in record["arms"]] == ["n=0", "n=3", "n=6"]
     assert len(record["rows"]) == 2 * 3 * 4
     assert record["workload"]["name"] == "prose+code"
@@ -99,6 +101,23 @@ def test_a_server_that_does_not_listen_is_refused() -> None:
     served = serve({"": GOOD}, context_length=4096, sleep=lambda _: None)
     with served as server, Deaf(server.url) as client, pytest.raises(EngineFault, match=message):
         run_sweep(client, SETS, plan, LOAD)
+
+
+def test_servers_started_with_a_length_each_are_asked_without_one() -> None:
+    plan = Plan(draft_lengths=(0, 4), num_rounds=2)
+    toys = {0: Toy(), 4: Toy()}
+    runs = run_sweep(toys, SETS[:1], plan, replace(LOAD, num_requests=2, num_warmups=0))
+    assert {length: len(each) for (_, length), each in runs.items()} == {0: 2, 4: 2}
+    assert [len(toy.asked) for toy in toys.values()] == [4, 4]
+    assert all("speculative" not in request.extra for toy in toys.values() for request in toy.asked)
+
+
+def test_a_server_that_was_started_with_another_length_is_refused() -> None:
+    plan = Plan(draft_lengths=(0, 3), num_rounds=1)
+    message = r"named for draft length 0 drafts 6\.0 tokens a cycle"
+    served = serve({"": GOOD}, context_length=4096, sleep=lambda _: None)
+    with served as server, ServerClient(server.url) as client, pytest.raises(EngineFault, match=message):
+        run_sweep({0: client, 3: client}, SETS, plan, LOAD)
 
 
 def test_places_pair_and_failures_leave_their_place_out() -> None:

@@ -54,7 +54,8 @@ def test_decode_shows_a_table() -> None:
 def test_parts_are_shown_where_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
     part = {"half": "verify", "part": "products", "ms": 2.0, "floor_ms": 1.5, "tb_per_s": 3.0, "floor_share": 0.75}
     seen = {"half": "verify", "part": "other", "kernel": "odd", "grid": [1], "per_cycle": 2.0, "us": 5.0}
-    bench.show(bench._parts_table({"num_speculative_tokens": 7, "batch": 1, "parts": [part], "kernels_seen": [seen]}))
+    cell = {"num_speculative_tokens": 7, "batch": 1, "prompt_tokens": 9}
+    bench.show(bench._parts_table({**cell, "parts": [part], "kernels_seen": [seen]}))
     text = capsys.readouterr().out
     assert "75 %" in text
     assert "other: odd" in text
@@ -98,16 +99,26 @@ def test_ours_runs_before_and_after_the_peer_with_the_same_arguments(
     record = tmp_path / "peer.json"
     site = write_site(tmp_path / "site")
     drafting = ["-n", "1", "--acceptance-length", "1.5", "--batch", "2", "--drafter-quantization", "int8"]
-    shown = run(*DECODE, *drafting, "--peer", "vllm", "--peer-site", str(site), "--record", str(record), "--json")
+    work = [*drafting, "--prompt-tokens", "12,20", "--check-exact"]
+    peer = ["--peer", "vllm", "--peer-site", str(site), "--peer-logs", str(tmp_path / "logs")]
+    shown = run(*DECODE, *work, *peer, "--record", str(record), "--json")
     assert shown.exit_code == 0, shown.output
     assert len(calls) == 2
-    assert calls[0] == calls[1]
-    assert "--peer" not in calls[0]
+    place = calls[0].index("--traced-cycles") + 1
+    assert calls[0][place] == "8"
+    once = [*calls[0][:place], "0", *calls[0][place + 1 :]]
+    once.remove("--check-exact")
+    assert calls[1] == once  # parts and exactness are looked at once
+    assert not any(text.startswith("--peer") for text in calls[0])
     assert calls[0][calls[0].index("--drafter-quantization") + 1] == "int8"
     found = json.loads(shown.stdout)
-    assert found["summary"][0]["peer_tokens_per_s"] > 0
-    assert found["summary"][0]["ratio"] > 0
-    assert (len(found["again"]), len(found["peer"])) == (1, 1)
+    assert [row["prompt_tokens"] for row in found["summary"]] == [12, 20]
+    assert all(row["peer_tokens_per_s"] > 0 and row["ratio"] > 0 for row in found["summary"])
+    assert all(row["peer_prefill_s"] > 0 and row["prefill_ratio"] > 0 for row in found["summary"])
+    assert (len(found["again"]), len(found["peer"])) == (1, 2)
+    assert {path.name for path in (tmp_path / "logs").iterdir()} >= {"ours.json", "vllm-n1.log", "vllm-n1.jsonl"}
+    refused = run(*DECODE, *work, *peer)
+    assert isinstance(refused.exception, ConfigError)
     assert [arm["name"] for arm in json.loads(record.read_text())["arms"]] == ["outrider", "vllm", "outrider, again"]
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,18 @@ def test_sweep_shows_a_table_and_a_verdict(url: str) -> None:
     assert "is fastest" in shown.stdout
 
 
+def test_sweep_goes_over_servers_that_were_started_with_a_length_each(url: str, tmp_path: Path) -> None:
+    record = tmp_path / "servers.json"
+    options = ["-w", "chat", "--rounds", "1", "--json", "--record", str(record)]
+    with serve({"": replace(PLAN, acceptance_by_position=())}, context_length=8192) as plain:
+        shown = run("sweep", f"0={plain.url}", f"2={url}", *SMALL, *options)
+    assert shown.exit_code in (0, 1), shown.output
+    written = json.loads(record.read_text())
+    assert [arm["settings"]["url"] for arm in written["arms"]] == [plain.url, url]
+    lengths = {row["num_speculative_tokens"]: row["mean_acceptance_length"] for row in written["summary"]}
+    assert lengths == {0: None, 2: pytest.approx(2.2, abs=0.3)}
+
+
 def test_losing_is_said_and_so_is_a_tie() -> None:
     row = {"workload": "chat", "concurrency": 1, "context_tokens": None, "temperature": 0.0, "faults": []}
     best = {**row, "num_speculative_tokens": 0, "is_best": True, "drafter_loses": True, "ratio_interval": None}
@@ -93,6 +106,11 @@ def test_losing_is_said_and_so_is_a_tie() -> None:
         (["run", "URL", "--body", "x={"], "not NAME=JSON"),
         (["sweep", "URL", "-n", "3"], "two or more"),
         (["sweep", "URL", "-n", "a"], "--num-speculative-tokens"),
+        (["sweep", "URL", "URL"], "0=URL 4=URL"),
+        (["sweep", "0=URL", "x=URL"], "0=URL 4=URL"),
+        (["sweep", "0=URL", "00=URL"], "two servers have one draft length"),
+        (["sweep", "0=URL", "4=URL", "-n", "0,4"], "Leave it out"),
+        (["sweep", "4=URL"], "two or more"),
         (["sweep", "URL", "--temperature", "x"], "--temperature"),
         (["sweep", "URL", "--temperature", "-1"], "below 0"),
         (["sweep", "URL", "-n", "0,2", "-w", "chat", "--context-tokens", "9"], "tokens as it is"),

@@ -43,6 +43,8 @@ class Cell:
 
     num_speculative_tokens: int
     batch: int
+    prompt_tokens: int | None = None
+    """None is the work's."""
     acceptance_length: float | None = None
     """Imposed; None leaves acceptance to the drafter."""
 
@@ -97,6 +99,7 @@ def time_decoding(work: DecodeWork, cells: Sequence[Cell], *, progress: Callable
     with_drafter = any(cell.num_speculative_tokens > 0 for cell in cells)
     check_drafter_quantization(work.drafter_quantization, has_drafter=with_drafter)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    works = [work if cell.prompt_tokens is None else replace(work, prompt_tokens=cell.prompt_tokens) for cell in cells]
     progress("weights")
     started = time.perf_counter()
     models = build_dummy(
@@ -104,12 +107,12 @@ def time_decoding(work: DecodeWork, cells: Sequence[Cell], *, progress: Callable
         kernels=select_kernels(work.kernels, dtype=dtype, device=device),
         dtype=dtype,
         device=device,
-        context_length=work.needed_context,
+        context_length=max(each.needed_context for each in works),
         with_drafter=with_drafter,
         drafter_quantization=work.drafter_quantization,
     )
     weights_s = time.perf_counter() - started
-    configs = [engine_config(work, cell, models, device) for cell in cells]
+    configs = [engine_config(of_cell, cell, models, device) for of_cell, cell in zip(works, cells, strict=True)]
     progress("bandwidth")
     bandwidth = read_bandwidth(device)
     return {
@@ -121,8 +124,8 @@ def time_decoding(work: DecodeWork, cells: Sequence[Cell], *, progress: Callable
         "read_tb_per_s": bandwidth / 1e12,
         "work": asdict(work),
         "cells": [
-            time_cell(models, cell, work, config, bandwidth=bandwidth, progress=progress)
-            for cell, config in zip(cells, configs, strict=True)
+            time_cell(models, cell, of_cell, config, bandwidth=bandwidth, progress=progress)
+            for cell, of_cell, config in zip(cells, works, configs, strict=True)
         ],
         "environment": environment.describe(),
     }
@@ -175,7 +178,7 @@ def time_cell(
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """Boot an engine, run its batch several times, then trace some cycles; rows and figures."""
-    name = f"n={cell.num_speculative_tokens} batch={cell.batch}"
+    name = f"n={cell.num_speculative_tokens} batch={cell.batch} prompt={work.prompt_tokens}"
     drafter = models.drafter if cell.num_speculative_tokens else None
     progress(f"{name} boot")
     started = time.perf_counter()
@@ -202,6 +205,7 @@ def time_cell(
     gc.collect()
     return {
         **asdict(cell),
+        "prompt_tokens": work.prompt_tokens,
         "ready_s": ready_s,
         "rows": rows,
         **pooled_figures(rows, needed, bandwidth=bandwidth),
@@ -243,13 +247,15 @@ def run_batch(engine: Engine, work: DecodeWork, cell: Cell, *, run: str) -> dict
 
 
 def begin_batch(engine: Engine, work: DecodeWork, cell: Cell, *, run: str) -> list[RequestState]:
-    """Requests with their first token each, and nothing decoded."""
+    """Requests with their first token each, and nothing decoded; EngineFault where one failed before it."""
     vocab_size = engine.target.config.vocab_size
     params = SamplingParams(max_tokens=work.max_tokens, ignore_eos=True)
     prompts = [random_prompt(work, run=run, index=index, vocab_size=vocab_size) for index in range(cell.batch)]
     requests = [engine.add(prompt, params) for prompt in prompts]
     while not all(request.output_token_ids for request in requests):
         engine.prefill()
+        if any(request.finish_reason is not None and not request.output_token_ids for request in requests):
+            raise EngineFault("a prompt failed before its first token, so that there is nothing to time.")
     if engine.target.device.type == "cuda":
         torch.cuda.synchronize()
     return requests

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from outrider.backends.base import Backend
 from outrider.benchmarking.client import ChatRequest, Sample, ServerClient
+from outrider.benchmarking.counters import CounterReset, Counters
+from outrider.benchmarking.soak import settled_metrics
 from outrider.core import AcceptanceStats, SamplingParams
 from outrider.errors import ConfigError, EngineFault, OutriderError
 
@@ -110,15 +112,28 @@ class ServerArm:
         return {"drafting": enabled is not False and length != 0}
 
     def echo(self, samples: Sequence[Sample]) -> Mapping[str, Any]:
-        """Drafting, as the answers say. Answers without acceptance mean that it was off on our own server only."""
+        """Drafting, as answers or counters say. Answers without either mean that it was off on our own server only."""
         told = [sample.acceptance for sample in samples if sample.acceptance]
         if not told and self._client.server_kind() != "outrider":
             return {}
         return {"drafting": any(each.get("num_draft_tokens", 0) > 0 for each in told)}
 
     def measure(self, prompt: str) -> Sample:
-        """Ask once."""
-        return self._client.complete(self._request(prompt, max_tokens=self._asking.max_tokens))
+        """Ask once; what drafting brought is the server's counters' word where the answer says nothing of it."""
+        before = self._counters()
+        sample = self._client.complete(self._request(prompt, max_tokens=self._asking.max_tokens))
+        if before is None or sample.acceptance is not None or sample.error is not None:
+            return sample
+        after = self._counters()
+        return sample if after is None else replace(sample, acceptance=_counted(before, after))
+
+    def _counters(self) -> Counters | None:
+        """Now; None where the server is our own, whose answers say it all, or does not answer."""
+        try:
+            kind = self._client.server_kind()
+            return None if kind == "outrider" else settled_metrics(self._client, kind)[1]
+        except EngineFault:
+            return None
 
     def _request(self, prompt: str, *, max_tokens: int) -> ChatRequest:
         asking, fields = self._asking, dict(self._spec.fields)
@@ -230,6 +245,20 @@ class LocalArm:
             "drafter": self._about["drafter"],
             "settings": settings,
         }
+
+
+def _counted(before: Counters, after: Counters) -> dict[str, Any] | None:
+    """What was drafted between two readings; None where a server does not count it or was started anew."""
+    try:
+        grown = after - before
+    except CounterReset:
+        return None
+    counts = {
+        "num_spec_steps": grown.num_drafts,
+        "num_draft_tokens": grown.num_draft_tokens,
+        "num_accepted_draft_tokens": grown.num_accepted_tokens,
+    }
+    return None if None in counts.values() else counts
 
 
 def _acceptance(stats: AcceptanceStats) -> dict[str, Any] | None:

@@ -18,7 +18,8 @@ from outrider.benchmarking.workloads import Workload
 from outrider.errors import ConfigError, EngineFault
 
 OURS, OURS_AGAIN, PEER = "outrider", "outrider, again", "vllm"
-CellKey = tuple[int, int]
+CellKey = tuple[int, int, int]
+"""Draft length, batch, prompt tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,27 +28,28 @@ class CellPlan:
 
     num_speculative_tokens: int
     batch: int
+    prompt_tokens: int
     acceptance_length: float | None
 
     @property
     def key(self) -> CellKey:
         """What tells cells of a run apart."""
-        return self.num_speculative_tokens, self.batch
+        return self.num_speculative_tokens, self.batch, self.prompt_tokens
 
 
-def plan_cells(draft_lengths: str, batches: str, acceptance_lengths: str | None) -> list[CellPlan]:
-    """All combinations of two lists as in "0,7" and "1,4"; acceptance lengths are one for all, or one a draft length.
+def plan_cells(
+    draft_lengths: str, batches: str, acceptance_lengths: str | None, prompt_tokens: str = "512"
+) -> list[CellPlan]:
+    """All combinations of lists as in "0,7" and "1,4"; acceptance lengths are one for all, or one a draft length.
 
     ConfigError for what is no such list, names a draft length twice, or accepts more than is drafted.
     """
-    lengths, sizes = (
-        number_list("--num-speculative-tokens", draft_lengths, low=0),
-        number_list("--batch", batches, low=1),
-    )
+    lengths = number_list("--num-speculative-tokens", draft_lengths, low=0)
+    sizes, prompts = number_list("--batch", batches, low=1), number_list("--prompt-tokens", prompt_tokens, low=1)
     accepted = _acceptances(acceptance_lengths, lengths)
     return [
-        CellPlan(num_speculative_tokens=length, batch=batch, acceptance_length=accepted[length])
-        for length, batch in product(lengths, sizes)
+        CellPlan(num_speculative_tokens=length, batch=size, prompt_tokens=prompt, acceptance_length=accepted[length])
+        for length, size, prompt in product(lengths, sizes, prompts)
     ]
 
 
@@ -100,34 +102,52 @@ def run_ours(arguments: Sequence[str]) -> dict[str, Any]:
 def summarize(
     ours: Sequence[dict[str, Any]], peer: dict[CellKey, dict[str, Any]] | None = None
 ) -> list[dict[str, Any]]:
-    """One object a cell (design §5): ours as the mean of all its passes, the peer's beside it where there is one."""
+    """One object a cell (design §5): ours as the mean of all its passes, the peer's beside it where there is one.
+
+    `ratio` is of speeds, and so is `prefill_ratio`: above 1 ours is faster. Prefill ends with the first token.
+    """
     rows = []
     for cells in zip(*(each["cells"] for each in ours), strict=True):
-        key = (cells[0]["num_speculative_tokens"], cells[0]["batch"])
-        ours_per_s = sum(cell["tokens_per_s"] for cell in cells) / len(cells)
-        peer_per_s = peer[key]["tokens_per_s"] if peer and key in peer else None
+        key = cell_key(cells[0])
+        theirs = (peer or {}).get(key, {})
+        ours_per_s, peer_per_s = _mean(cells, "tokens_per_s"), theirs.get("tokens_per_s")
+        ours_prefill_s, peer_prefill_s = _mean(cells, "prefill_s"), theirs.get("prefill_s")
         shares = [cell["floor_share"] for cell in cells]
         rows.append(
             {
                 "target": ours[0]["target"],
                 "num_speculative_tokens": key[0],
                 "batch": key[1],
+                "prompt_tokens": key[2],
                 "acceptance_length": cells[0]["acceptance_length"] or cells[0]["measured_acceptance_length"],
                 "tokens_per_s": ours_per_s,
                 "peer_tokens_per_s": peer_per_s,
                 "ratio": ours_per_s / peer_per_s if peer_per_s else None,
                 "floor_share": None if None in shares else sum(shares) / len(shares),
                 "bit_exact": cells[0]["bit_exact"],
-                "ms_per_cycle": sum(cell["ms_per_cycle"] for cell in cells) / len(cells),
+                "ms_per_cycle": _mean(cells, "ms_per_cycle"),
+                "prefill_s": ours_prefill_s,
+                "peer_prefill_s": peer_prefill_s,
+                "prefill_ratio": peer_prefill_s / ours_prefill_s if peer_prefill_s else None,
             }
         )
     return rows
 
 
+def cell_key(cell: dict[str, Any]) -> CellKey:
+    """The key of either side's figures."""
+    return cell["num_speculative_tokens"], cell["batch"], cell["prompt_tokens"]
+
+
+def _mean(cells: Sequence[dict[str, Any]], name: str) -> float:
+    return sum(float(cell[name]) for cell in cells) / len(cells)
+
+
 def decode_record(ours: Sequence[dict[str, Any]], peer: dict[CellKey, dict[str, Any]] | None = None) -> dict[str, Any]:
     """The record of one or two passes of ours and perhaps the peer's, raw rows included."""
     work, names = ours[0]["work"], (OURS, OURS_AGAIN)
-    prompts = f"{work['prompt_tokens']} random token ids, {work['max_tokens']} new tokens, seeded by run and index"
+    lengths = ", ".join(map(str, dict.fromkeys(cell["prompt_tokens"] for cell in ours[0]["cells"])))
+    prompts = f"{lengths} random token ids, {work['max_tokens']} new tokens, seeded by run and index"
     arms = [_our_arm(name, each) for name, each in zip(names, ours, strict=False)]
     rows = [{"arm": arm["name"], **cell} for arm, each in zip(arms, ours, strict=True) for cell in each["cells"]]
     if peer:

@@ -5,20 +5,27 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from outrider.backends.dummy_configs import dummy_target_config, write_dummy_configs
 from outrider.benchmarking import peer_vllm
-from outrider.benchmarking.decode import CellKey, CellPlan
+from outrider.benchmarking.decode import CellKey, CellPlan, cell_key
 from outrider.errors import ConfigError, EngineFault
 
 PEERS = ("vllm",)
 # Folders inside a site that hold packages of their own.
 _NESTED_SITES = ("nvidia_cutlass_dsl/dsl_packages",)
+# Nothing is to be fetched or sent while it is timed.
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+_GONE_AFTER_S = 15.0
+_NUM_LAST_LINES, _MAX_LINE_CHARACTERS = 4, 300
 _UNIFORM_ROUTING = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}  # a router of noise prefers some experts
 
 
@@ -45,9 +52,9 @@ def run_peer(
     work: dict[str, Any],
     timeout_s: float,
 ) -> dict[CellKey, dict[str, Any]]:
-    """The peer's figures by cell, a process for each draft length; EngineFault with its last words where one fails.
+    """The peer's figures by cell, a process for each draft length; EngineFault with its own words where one fails.
 
-    `work` has prompt_tokens, max_tokens, context_length and runs; configs and logs are written to `folder`.
+    `work` has max_tokens, context_length and runs; configs, results and logs are written to `folder`.
     """
     model, drafter = write_dummy_configs(target, folder)
     found: dict[CellKey, dict[str, Any]] = {}
@@ -56,41 +63,62 @@ def run_peer(
         arguments = ["--model", str(model), "--num-speculative-tokens", str(length)]
         if length:
             arguments += ["--drafter", str(drafter), "--acceptance-length", str(of_length[0].acceptance_length)]
-        arguments += ["--batches", *(str(cell.batch) for cell in of_length)]
+        arguments += ["--batches", *_different(cell.batch for cell in of_length)]
+        arguments += ["--prompt-tokens", *_different(cell.prompt_tokens for cell in of_length)]
         for name, value in work.items():
             arguments += [f"--{name.replace('_', '-')}", str(value)]
-        for result in _run_script(arguments, target, site, folder / f"vllm-n{length}.log", timeout_s):
-            found[result["num_speculative_tokens"], result["batch"]] = result
+        for result in _run_script(arguments, target, site, folder / f"vllm-n{length}", timeout_s):
+            found[cell_key(result)] = result
     return found
 
 
+def _different(numbers: Iterable[int]) -> list[str]:
+    return [str(number) for number in dict.fromkeys(numbers)]
+
+
 def _run_script(
-    arguments: Sequence[str], target: str, site: Path | None, log: Path, timeout_s: float
+    arguments: Sequence[str], target: str, site: Path | None, stem: Path, timeout_s: float
 ) -> list[dict[str, Any]]:
-    command = [sys.executable, "-P", str(Path(peer_vllm.__file__).resolve()), *arguments]
+    """The script's results, from STEM.jsonl; all that it and its own processes say goes to STEM.log."""
+    out, log = stem.with_suffix(".jsonl"), stem.with_suffix(".log")
+    command = [sys.executable, "-P", str(Path(peer_vllm.__file__).resolve()), "--out", str(out), *arguments]
     with log.open("w") as file:
+        peer = subprocess.Popen(
+            command, stdout=file, stderr=file, env=_environment(target, site), start_new_session=True
+        )
         try:
-            done = subprocess.run(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                text=True,
-                env=_environment(target, site),
-                timeout=timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise EngineFault(f"the peer took longer than {timeout_s:.0f} s. Raise --peer-timeout-s.") from error
-    lines = [line for line in done.stdout.splitlines() if line.startswith(peer_vllm.RESULT)]
-    if done.returncode or not lines:
-        last = " ".join(log.read_text(errors="replace").split()[-60:])
-        raise EngineFault(f"the peer failed with exit code {done.returncode}: {last}")
-    return [json.loads(line.removeprefix(peer_vllm.RESULT)) for line in lines]
+            code = peer.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end_all(peer)
+    if code is None:
+        raise EngineFault(f"the peer took longer than {timeout_s:.0f} s. Raise --peer-timeout-s. {_last_words(log)}")
+    if code or not out.exists():
+        raise EngineFault(f"the peer failed with exit code {code}. {_last_words(log)}")
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def _end_all(peer: subprocess.Popen[bytes]) -> None:
+    """End the peer and the processes that it started, and wait until they are gone: they hold the device's memory."""
+    deadline_s = time.monotonic() + _GONE_AFTER_S
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline_s:
+            os.killpg(peer.pid, signal.SIGKILL)
+            peer.poll()  # or it would stay as a zombie
+            time.sleep(0.05)
+
+
+def _last_words(log: Path) -> str:
+    """The first errors of a log, which are causes, and its end."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in dict.fromkeys(lines[:-_NUM_LAST_LINES]) if "Error" in line][:_NUM_LAST_LINES]
+    return " | ".join(line[-_MAX_LINE_CHARACTERS:] for line in [*errors, *lines[-_NUM_LAST_LINES:]])
 
 
 def _environment(target: str, site: Path | None) -> dict[str, str]:
     """Ours, with the peer's packages in place of our own path, and experts chosen evenly."""
-    variables = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    variables = {**os.environ, **_OFFLINE}
     if site is not None:
         variables["PYTHONPATH"] = os.pathsep.join(str(path) for path in (site, *(site / sub for sub in _NESTED_SITES)))
     return variables | (_UNIFORM_ROUTING if dummy_target_config(target)["enable_moe_block"] else {})

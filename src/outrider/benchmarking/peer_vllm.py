@@ -15,9 +15,9 @@ import sys
 import time
 from collections.abc import Sequence
 from importlib import metadata
+from itertools import product
 from typing import Any
 
-RESULT = "RESULT "  # before the one line that is the result
 NUM_WARMUPS = 2
 LOWEST_ID, HIGHEST_ID = 1000, 200_000
 COUNTERS = {
@@ -29,12 +29,13 @@ COUNTERS = {
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The script's own command line."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True, help="file for the results, one JSON a line")
     parser.add_argument("--model", required=True)
     parser.add_argument("--drafter")
     parser.add_argument("--num-speculative-tokens", type=int, default=0)
     parser.add_argument("--acceptance-length", type=float, default=1.0)
     parser.add_argument("--batches", type=int, nargs="+", default=[1])
-    parser.add_argument("--prompt-tokens", type=int, default=512)
+    parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[512])
     parser.add_argument("--max-tokens", type=int, default=512)
     parser.add_argument("--context-length", type=int, default=8192)
     parser.add_argument("--runs", type=int, default=3)
@@ -69,14 +70,14 @@ def counters(llm: Any) -> dict[str, float]:
     return {COUNTERS[each.name]: each.value for each in llm.get_metrics() if each.name in COUNTERS}
 
 
-def run_once(llm: Any, sampling: Any, asked: argparse.Namespace, batch: int) -> dict[str, Any]:
+def run_once(llm: Any, sampling: Any, asked: argparse.Namespace, *, batch: int, prompt_tokens: int) -> dict[str, Any]:
     """Answers of one token, then whole ones, to the same prompts."""
     chosen = random.Random(f"{batch}")
     prompts = [
         {
             "prompt_token_ids": [
                 2,
-                *(chosen.randrange(LOWEST_ID, HIGHEST_ID) % asked.vocab_size for _ in range(asked.prompt_tokens - 1)),
+                *(chosen.randrange(LOWEST_ID, HIGHEST_ID) % asked.vocab_size for _ in range(prompt_tokens - 1)),
             ]
         }
         for _ in range(batch)
@@ -99,12 +100,13 @@ def run_once(llm: Any, sampling: Any, asked: argparse.Namespace, batch: int) -> 
     }
 
 
-def time_batch(llm: Any, sampling: Any, asked: argparse.Namespace, batch: int) -> dict[str, Any]:
-    """Figures of one batch size: medians of its runs, after some that do not count."""
-    rows = [run_once(llm, sampling, asked, batch) for _ in range(NUM_WARMUPS + asked.runs)][NUM_WARMUPS:]
+def time_cell(llm: Any, sampling: Any, asked: argparse.Namespace, *, batch: int, prompt_tokens: int) -> dict[str, Any]:
+    """Figures of one batch size and prompt length: medians of its runs, after some that do not count."""
+    work = {"batch": batch, "prompt_tokens": prompt_tokens}
+    rows = [run_once(llm, sampling, asked, **work) for _ in range(NUM_WARMUPS + asked.runs)][NUM_WARMUPS:]
     return {
         "num_speculative_tokens": asked.num_speculative_tokens,
-        "batch": batch,
+        **work,
         "acceptance_length": asked.acceptance_length,
         "tokens_per_s": statistics.median(row["num_decoded_tokens"] / row["decode_s"] for row in rows),
         "ms_per_cycle": statistics.median(1e3 * row["decode_s"] / row["num_cycles"] for row in rows),
@@ -114,7 +116,7 @@ def time_batch(llm: Any, sampling: Any, asked: argparse.Namespace, batch: int) -
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Time all batch sizes on one engine and print the result."""
+    """Time all batch sizes and prompt lengths on one engine and write the results."""
     asked = parse(arguments)
     with open(os.path.join(asked.model, "config.json")) as file:  # noqa: PTH118, PTH123 - as plain as can be
         asked.vocab_size = json.load(file)["vocab_size"]
@@ -127,10 +129,10 @@ def main(arguments: Sequence[str]) -> None:
     llm = LLM(**engine_options(asked))
     boot_s = time.perf_counter() - started
     packages = {name: metadata.version(name) for name in ("vllm", "torch", "triton") if _is_installed(name)}
-    for batch in asked.batches:
-        result = {**time_batch(llm, sampling, asked, batch), "boot_s": boot_s, "packages": packages}
-        sys.stdout.write(f"{RESULT}{json.dumps(result)}\n")
-        sys.stdout.flush()
+    with open(asked.out, "w") as file:  # noqa: PTH123
+        for batch, prompt_tokens in product(asked.batches, asked.prompt_tokens):
+            found = time_cell(llm, sampling, asked, batch=batch, prompt_tokens=prompt_tokens)
+            file.write(json.dumps({**found, "boot_s": boot_s, "packages": packages}) + "\n")
 
 
 def _is_installed(name: str) -> bool:

@@ -6,7 +6,7 @@ The same items are asked in the same order in every cell, each time with a new s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import exp, log
@@ -75,7 +75,7 @@ Cell = tuple[Condition, int]
 
 
 def run_sweep(
-    asker: Asker,
+    askers: Asker | Mapping[int, Asker],
     request_sets: Sequence[RequestSet],
     plan: Plan,
     load: Load,
@@ -84,8 +84,13 @@ def run_sweep(
 ) -> dict[Cell, list[Run]]:
     """Runs of every condition and draft length, one a round. `load` says the rest: requests a run, tokens, warm-ups.
 
-    `progress` hears what is about to run. EngineFault where the server does not take a draft length by request.
+    One asker is a server that takes a draft length by request; several are servers by the draft length that each was
+    started with, which requests do not name. `progress` hears what is about to run.
+
+    EngineFault where a server drafts more than was asked for.
     """
+    by_length = askers if isinstance(askers, Mapping) else {}
+    asker = next(iter(by_length.values())) if isinstance(askers, Mapping) else askers
     conditions = plan.conditions([each.name for each in request_sets])
     sets = {
         (each.name, tokens): _padded_set(asker, each, tokens)
@@ -97,14 +102,17 @@ def run_sweep(
         for condition, length in cells if number % 2 == 0 else reversed(cells):
             progress(f"{condition.workload}, n={length}, {condition.concurrency} at a time, round {number + 1}")
             request_set = sets[condition.workload, condition.context_tokens]
-            run = run_load(asker, request_set, _load(load, condition, length))
-            _check_switch(run, length)
+            run = run_load(
+                by_length.get(length, asker), request_set, _load(load, condition, None if by_length else length)
+            )
+            _check_switch(run, length, is_asked=not by_length)
             runs[condition, length].append(run)
     return runs
 
 
-def _load(load: Load, condition: Condition, draft_length: int) -> Load:
-    extra = {**load.extra, "speculative": {"num_speculative_tokens": draft_length}}
+def _load(load: Load, condition: Condition, draft_length: int | None) -> Load:
+    asked = {} if draft_length is None else {"speculative": {"num_speculative_tokens": draft_length}}
+    extra = {**load.extra, **asked}
     return replace(load, concurrency=condition.concurrency, temperature=condition.temperature, extra=extra)
 
 
@@ -127,15 +135,18 @@ def _padded_set(asker: Asker, request_set: RequestSet, num_tokens: int | None) -
     return replace(request_set, items=items)
 
 
-def _check_switch(run: Run, draft_length: int) -> None:
+def _check_switch(run: Run, draft_length: int, *, is_asked: bool) -> None:
     """More drafts than were asked for mean that the server does not listen: the curve would be flat and false."""
     counted = run.counted
     if counted is None or not counted.num_drafts or counted.num_draft_tokens is None:
         return
     if counted.num_draft_tokens > draft_length * counted.num_drafts:
+        drafted = f"drafts {counted.num_draft_tokens / counted.num_drafts:.1f} tokens a cycle"
+        if not is_asked:
+            raise EngineFault(f"the server named for draft length {draft_length} {drafted}. Start it with that length.")
         raise EngineFault(
-            f"the server drafts {counted.num_draft_tokens / counted.num_drafts:.1f} tokens a cycle though requests ask "
-            f"for {draft_length}, so it takes no draft length by request. Start it once for each and use bench run."
+            f"the server {drafted} though requests ask for {draft_length}, so it takes no draft length by request. "
+            "Start one for each length, and give them as 0=URL 4=URL."
         )
 
 
@@ -194,10 +205,13 @@ def sweep_record(
     summary: list[dict[str, Any]],
     *,
     name: str,
-    url: str,
+    urls: Mapping[int, str],
     model: str,
 ) -> dict[str, Any]:
-    """A record: an arm for each draft length, a row for each request with its cell and round."""
+    """A record: an arm for each draft length, a row for each request with its cell and round.
+
+    `urls` are those of servers, by draft length.
+    """
     (first, *_) = next(iter(runs.values()))
     lengths = dict.fromkeys(length for _, length in runs)
     arms = [
@@ -206,7 +220,7 @@ def sweep_record(
             "backend": first.server,
             "target": model,
             "drafter": None,
-            "settings": {"url": url, "num_speculative_tokens": length, "max_tokens": first.load.max_tokens},
+            "settings": {"url": urls[length], "num_speculative_tokens": length, "max_tokens": first.load.max_tokens},
         }
         for length in lengths
     ]

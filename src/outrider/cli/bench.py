@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +19,7 @@ from outrider.benchmarking.peer import check_peer, run_peer
 from outrider.benchmarking.record import write_record
 from outrider.cli import bench_compare, bench_quality, bench_report, bench_run, bench_soak, bench_verify, options
 from outrider.cli.output import emit_json, new_file, progress_bar, progress_line, show
+from outrider.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Measure servers and arms; time decoding and kernels on made-up weights.")
 app.command()(bench_run.run)
@@ -41,7 +44,9 @@ def decode(
         str | None, typer.Option(help="Imposed: one for all draft lengths above 0, or one for each: 2.9,5.23.")
     ] = None,
     batch: Annotated[str, typer.Option(help="Requests at a time, or several: 1,4.")] = "1",
-    prompt_tokens: Annotated[int, typer.Option(help="Random token ids of each prompt.")] = 512,
+    prompt_tokens: Annotated[
+        str, typer.Option(help="Random token ids of each prompt, or several lengths: 512,8192.")
+    ] = "512",
     max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 512,
     context_length: Annotated[int | None, typer.Option(help="Of the engine; just enough if left out.")] = None,
     prefill_rows: Annotated[int | None, typer.Option(help="Prompt tokens a pass.")] = None,
@@ -53,6 +58,9 @@ def decode(
     peer: Annotated[str | None, typer.Option(help="'vllm': between two passes of ours, the same work.")] = None,
     peer_site: Annotated[Path | None, typer.Option(help="Directory that the peer's packages are in.")] = None,
     peer_timeout_s: Annotated[float, typer.Option(help="Seconds that one start of the peer may take.")] = 900.0,
+    peer_logs: Annotated[
+        Path | None, typer.Option(help="New directory for the peer's log and for what each side has found so far.")
+    ] = None,
     drafter_quantization: options.DrafterQuantization = None,
     kernels: options.Kernels = "auto",
     device: options.Device = "auto",
@@ -61,11 +69,10 @@ def decode(
 ) -> None:
     """Time greedy decoding: tokens a second, milliseconds a cycle and a part, beside what reading the bytes takes."""
     dummy_target_config(target)  # a name that is not known is refused before anything is loaded
-    cells = plan_cells(num_speculative_tokens, batch, acceptance_length)
+    cells = plan_cells(num_speculative_tokens, batch, acceptance_length, prompt_tokens)
     new_file("--record", record)
     settings: dict[str, Any] = {
         "target": target,
-        "prompt_tokens": prompt_tokens,
         "max_tokens": max_tokens,
         "context_length": context_length,
         "prefill_rows": prefill_rows,
@@ -79,6 +86,7 @@ def decode(
     lists = {
         "--num-speculative-tokens": num_speculative_tokens,
         "--batch": batch,
+        "--prompt-tokens": prompt_tokens,
         "--acceptance-length": acceptance_length,
     }
     theirs: dict[CellKey, dict[str, Any]] = {}
@@ -86,7 +94,8 @@ def decode(
         ours = [_time_here(settings, cells)]
     else:
         check_peer(peer, peer_site, cells)
-        ours, theirs = _time_both(settings, lists, cells, site=peer_site, timeout_s=peer_timeout_s)
+        with _log_folder(peer_logs) as folder:
+            ours, theirs = _time_both(settings, lists, cells, site=peer_site, folder=folder, timeout_s=peer_timeout_s)
     if record is not None:
         write_record(decode_record(ours, theirs), record)
     summary = summarize(ours, theirs)
@@ -139,7 +148,7 @@ def _kernel_table(result: dict[str, Any]) -> Table:
 def _time_here(settings: dict[str, Any], cells: Sequence[CellPlan]) -> dict[str, Any]:
     from outrider.backends import decode_timing
 
-    work = decode_timing.DecodeWork(**settings)
+    work = decode_timing.DecodeWork(**settings, prompt_tokens=max(cell.prompt_tokens for cell in cells))
     planned = [decode_timing.Cell(**asdict(cell)) for cell in cells]
     with progress_bar(decode_timing.num_steps(work, planned)) as report:
         return decode_timing.time_decoding(work, planned, progress=report)
@@ -151,24 +160,37 @@ def _time_both(
     cells: Sequence[CellPlan],
     *,
     site: Path | None,
+    folder: Path,
     timeout_s: float,
 ) -> tuple[list[dict[str, Any]], dict[CellKey, dict[str, Any]]]:
-    """Ours, the peer, ours again, each in a process of its own."""
-    arguments = _arguments(settings, lists)
+    """Ours, the peer, ours again, each in a process of its own; parts and exactness are looked at once."""
     progress_line("ours, before the peer")
-    before = run_ours(arguments)
+    before = run_ours(_arguments(settings, lists))
+    (folder / "ours.json").write_text(json.dumps(before))
     progress_line("the peer; a start takes minutes")
-    longest = settings["prompt_tokens"] + settings["max_tokens"] + 1
+    longest = max(cell.prompt_tokens for cell in cells) + settings["max_tokens"] + 1
     work = {
-        "prompt_tokens": settings["prompt_tokens"],
         "max_tokens": settings["max_tokens"],
         "context_length": max(MIN_PEER_CONTEXT, settings["context_length"] or 0, longest),
         "runs": settings["num_runs"],
     }
-    with tempfile.TemporaryDirectory() as folder:
-        theirs = run_peer(settings["target"], cells, site=site, folder=Path(folder), work=work, timeout_s=timeout_s)
+    theirs = run_peer(settings["target"], cells, site=site, folder=folder, work=work, timeout_s=timeout_s)
     progress_line("ours, after the peer")
-    return [before, run_ours(arguments)], theirs
+    again = {**settings, "num_traced_cycles": 0, "is_exactness_checked": False}
+    return [before, run_ours(_arguments(again, lists))], theirs
+
+
+@contextmanager
+def _log_folder(asked: Path | None) -> Iterator[Path]:
+    """The directory that was asked for, made; else one that is gone afterwards. ConfigError where it is there."""
+    if asked is None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+        return
+    if asked.exists():
+        raise ConfigError(f"--peer-logs {asked} exists. Name a new directory.")
+    asked.mkdir(parents=True)
+    yield asked.resolve()
 
 
 def _arguments(settings: dict[str, Any], lists: dict[str, str | None]) -> list[str]:
@@ -192,6 +214,8 @@ def _decode_table(result: dict[str, Any]) -> Table:
     columns = (
         "n",
         "batch",
+        "prompt",
+        "prefill s",
         "accepted",
         "tok/s",
         "ms/cycle",
@@ -201,6 +225,8 @@ def _decode_table(result: dict[str, Any]) -> Table:
         "exact",
         "peer tok/s",
         "ratio",
+        "peer prefill s",
+        "ratio of prefill",
     )
     table = Table(title=title)
     for column in columns:
@@ -210,6 +236,8 @@ def _decode_table(result: dict[str, Any]) -> Table:
         table.add_row(
             str(row["num_speculative_tokens"]),
             str(row["batch"]),
+            str(row["prompt_tokens"]),
+            _number(row["prefill_s"], 3),
             _number(cell["measured_acceptance_length"]),
             _number(row["tokens_per_s"], 1),
             _number(row["ms_per_cycle"]),
@@ -219,12 +247,15 @@ def _decode_table(result: dict[str, Any]) -> Table:
             exact,
             _number(row["peer_tokens_per_s"], 1),
             _number(row["ratio"]),
+            _number(row["peer_prefill_s"], 3),
+            _number(row["prefill_ratio"]),
         )
     return table
 
 
 def _parts_table(cell: dict[str, Any]) -> Table:
-    table = Table(title=f"n={cell['num_speculative_tokens']}, batch {cell['batch']}: where a cycle goes")
+    where = f"n={cell['num_speculative_tokens']}, batch {cell['batch']}, prompt {cell['prompt_tokens']}"
+    table = Table(title=f"{where}: where a cycle goes")
     for column in ("half", "part", "ms", "floor ms", "TB/s", "of floor"):
         table.add_column(column, justify="left" if column in ("half", "part") else "right")
     for row in cell["parts"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,6 +43,17 @@ Timeout = Annotated[float, typer.Option("--timeout-s", help="Seconds that an ans
 Body = Annotated[list[str] | None, typer.Option("--body", help="A field of every request: NAME=JSON; may be repeated.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Write on to --max-tokens, as most servers can.")]
 Record = Annotated[Path | None, typer.Option(help="Also write a record with raw rows to this new file.")]
+
+
+SweepUrls = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="URL...",
+        help="Of a server that takes a draft length by request; or servers by the length that each was started with: "
+        "0=http://127.0.0.1:8000 4=http://127.0.0.1:8001.",
+    ),
+]
+DRAFT_LENGTHS = "0,3,5,7"
 
 
 def run(
@@ -116,12 +128,17 @@ def run(
 
 
 def sweep(
-    url: Url,
+    urls: SweepUrls,
     workload: WorkloadName = None,
     model: Model = None,
     num_speculative_tokens: Annotated[
-        str, typer.Option("--num-speculative-tokens", "-n", help="Draft lengths, asked for by request; 0 is plain.")
-    ] = "0,3,5,7",
+        str | None,
+        typer.Option(
+            "--num-speculative-tokens",
+            "-n",
+            help=f"Draft lengths, asked for by request; 0 is plain. {DRAFT_LENGTHS} if left out.",
+        ),
+    ] = None,
     concurrency: Annotated[str, typer.Option(help="Requests in flight, one or several: 1,4.")] = "1",
     context_tokens: Annotated[
         str | None, typer.Option(help="Tokens of each prompt, one or several: 512,4096; as they are if left out.")
@@ -148,10 +165,11 @@ def sweep(
     from outrider.benchmarking.runner import Load
     from outrider.benchmarking.sweep import Plan, run_sweep, summarize_sweep, sweep_record
 
+    places, are_fixed = _urls_by_length(urls, num_speculative_tokens)
     sets = [load_request_set(each) for each in dict.fromkeys(workload or ["chat", "code"])]
     names = [each.name for each in sets]
     plan = Plan(
-        draft_lengths=number_list("--num-speculative-tokens", num_speculative_tokens, low=0),
+        draft_lengths=list(places),
         concurrencies=number_list("--concurrency", concurrency, low=1),
         context_tokens=number_list("--context-tokens", context_tokens, low=1) if context_tokens else (None,),
         temperatures=_temperatures(temperature),
@@ -164,18 +182,42 @@ def sweep(
         extra=body_fields(body, ignore_eos=ignore_eos),
     )
     new_file("--record", record)
-    with ServerClient(url, model=model, api_key=api_key or _key(), timeout_s=timeout_s) as client:
-        target = client.model
+    with ExitStack() as stack:
+        by_url = {
+            url: stack.enter_context(ServerClient(url, model=model, api_key=api_key or _key(), timeout_s=timeout_s))
+            for url in dict.fromkeys(places.values())
+        }
+        clients = {length: by_url[url] for length, url in places.items()}
+        first = next(iter(by_url.values()))
+        target = first.model
         with progress_bar(plan.num_runs(names)) as advance:
-            runs = run_sweep(client, sets, plan, load, progress=advance)
+            runs = run_sweep(clients if are_fixed else first, sets, plan, load, progress=advance)
     rows = summarize_sweep(runs)
     if record is not None:
         from outrider.benchmarking.record import write_record
 
-        write_record(sweep_record(runs, sets, rows, name=record.stem, url=url, model=target), record)
+        write_record(sweep_record(runs, sets, rows, name=record.stem, urls=places, model=target), record)
     emit_json({"summary": rows}) if as_json else _show_sweep(rows, target)
     if any(row["faults"] for row in rows):
         raise typer.Exit(1)
+
+
+def _urls_by_length(given: list[str], draft_lengths: str | None) -> tuple[dict[int, str], bool]:
+    """A URL for each draft length, and whether those are servers started with it; else all are one server's.
+
+    ConfigError for several of which one has no draft length, and for draft lengths beside such servers.
+    """
+    if len(given) == 1 and not given[0][:1].isdecimal():
+        lengths = number_list("--num-speculative-tokens", draft_lengths or DRAFT_LENGTHS, low=0)
+        return dict.fromkeys(lengths, given[0]), False
+    pairs = [each.partition("=") for each in given]
+    if any(not (length.isdecimal() and url) for length, _, url in pairs):
+        raise ConfigError(f"{' '.join(given)!r}: give one URL, or servers by their draft lengths: 0=URL 4=URL.")
+    if draft_lengths is not None:
+        raise ConfigError("--num-speculative-tokens: servers given as 0=URL 4=URL have theirs. Leave it out.")
+    if len({int(length) for length, _, _ in pairs}) < len(pairs):
+        raise ConfigError(f"{' '.join(given)!r}: two servers have one draft length. Give each its own.")
+    return {int(length): url for length, _, url in pairs}, True
 
 
 def _check_packages() -> None:

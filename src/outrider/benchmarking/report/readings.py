@@ -18,9 +18,17 @@ from outrider.benchmarking.report.wording import label, shown
 Summary = dict[str, Any]
 
 SPEEDS = ("tokens_per_s", "output_tokens_per_s")
-AXES = ("num_speculative_tokens", "concurrency", "batch", "request_rate", "context_tokens", "temperature")
+AXES = (
+    "num_speculative_tokens",
+    "concurrency",
+    "batch",
+    "prompt_tokens",
+    "request_rate",
+    "context_tokens",
+    "temperature",
+)
 NAMES = ("workload", "target", "arm", "baseline")
-SHORT = {"num_speculative_tokens": "n", "context_tokens": "context"}
+SHORT = {"num_speculative_tokens": "n", "context_tokens": "context", "prompt_tokens": "prompt"}
 DRAWN = ("rates", "prompt_ratios", "prompt_indices")  # lists that charts show
 
 
@@ -168,7 +176,7 @@ def _session(name: str, rates: Sequence[float | None], phases: Sequence[dict[str
 def cycle_parts(record: Record) -> list[tuple[str, list[Part]]]:
     """Where a cycle goes, part by part, of every cell that was taken apart; the first pass of each cell only."""
     rows = [row for row in record.fields["rows"] if row.get("parts")]
-    keys = varying(rows, ("num_speculative_tokens", "batch"))
+    keys = varying(rows, ("num_speculative_tokens", "batch", "prompt_tokens"))
     found: dict[str, list[Part]] = {}
     for row in rows:
         parts = [Part(f"{each['half']}: {each['part']}", each["ms"], each.get("floor_ms")) for each in row["parts"]]
