@@ -22,7 +22,7 @@ from outrider.kernels.matmul import Limits, device_limits
 SLIDING_CHUNK, FULL_CHUNK = 128, 64  # positions of a chunk, and of the first ones where they grow
 CHUNKS_A_LEVEL = tl.constexpr(8)  # chunks of one size before they double
 FULL_LEVELS = 3  # doublings
-CHUNKS_AT_ONCE = tl.constexpr(32)  # that are put together
+CHUNKS_AT_ONCE = tl.constexpr(16)  # that are fetched together to be joined
 JOINED_COLUMNS = 128  # of a head, by one program
 MOST_ROWS_WITH_PROGRAMS = 64  # of a pass; with more, programs that have nothing to do would be most of the time
 LONGEST_WINDOW = 4096  # positions; over more, chunks grow, or a long context would have too many
@@ -133,13 +133,18 @@ def attention_part_kernel(
     nth_pages = tl.arange(0, BLOCK_PAGES if BLOCK_PAGES > 0 else 1)
     own_scores = scores + tl.program_id(0).to(tl.int64) * scores_stride + lines[None, :]
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        group = item // num_tiles % NUM_GROUPS
+        # Neighbours share keys where many rows do; with few, each program gets its share of those with nothing to do.
+        if WHOLE_TILES:
+            tile, head_part = item % num_tiles, item // num_tiles
+        else:
+            tile, head_part = item // (num_items // num_tiles), item % (num_items // num_tiles)
+        group = head_part % NUM_GROUPS
         heads = group * HEADS_A_GROUP + lines % HEADS_A_GROUP
         if WHOLE_TILES:
-            row = item % num_tiles * RUN_ROWS
+            row = tile * RUN_ROWS
             after = tl.minimum(row + RUN_ROWS, num_rows)
         else:
-            row = item % num_tiles
+            row = tile
             seat_before = tl.load(spans + tl.maximum(row - 1, 0) * SPAN_SIZE)
             begins_run = (row % RUN_ROWS == 0) | (seat_before != tl.load(spans + row * SPAN_SIZE))
             after = row + begins_run.to(tl.int32)
@@ -165,7 +170,7 @@ def attention_part_kernel(
             else:
                 # Of the chunks of the run, the one whose number leaves this part as remainder: there is at most one.
                 # The newest chunks are the largest, and go first.
-                part = num_parts - 1 - item // num_tiles // NUM_GROUPS
+                part = num_parts - 1 - head_part // NUM_GROUPS
                 chunk = _chunk_of(tl.minimum(first, end), CHUNK, LEVELS)
                 chunk += (part + num_parts - chunk % num_parts) % num_parts
                 first = tl.maximum(first, _chunk_start(chunk, CHUNK, LEVELS))
@@ -178,7 +183,9 @@ def attention_part_kernel(
                     entries = table + seat * table_width + logical_pages % table_width
                     pages_of_chunk = tl.load(entries, mask=logical_pages <= (end - 1) // page_size, other=-1)
                 query_at = line_rows[:, None] * query_stride + heads[:, None] * HEAD_SIZE + columns[None, :]
-                tile = tl.load(queries + query_at, mask=inside[:, None] & (columns < HEAD_SIZE)[None, :], other=0.0)
+                query_tile = tl.load(
+                    queries + query_at, mask=inside[:, None] & (columns < HEAD_SIZE)[None, :], other=0.0
+                )
                 origin = first // KEY_ROWS * KEY_ROWS
                 tile_best = tl.full([KEY_ROWS, LINES], NOT_SEEN, tl.float32)
                 for tile_start in tl.range(origin, end, KEY_ROWS, num_stages=NUM_STAGES):
@@ -191,7 +198,7 @@ def attention_part_kernel(
                     is_key = seen[:, None] & (columns < HEAD_SIZE)[None, :]
                     key_at = keys + place + (slots_here[:, None] + columns[None, :])
                     key_tile = tl.load(key_at, mask=is_key, other=0.0)
-                    found = tl.dot(key_tile, tl.trans(tile), input_precision="ieee") * scale
+                    found = tl.dot(key_tile, tl.trans(query_tile), input_precision="ieee") * scale
                     in_span = (positions[:, None] >= starts[None, :]) & (positions[:, None] < ends[None, :])
                     found = tl.where(seen[:, None] & in_span, found, NOT_SEEN)
                     tile_best = tl.maximum(tile_best, found)
@@ -243,7 +250,7 @@ def attention_join_kernel(
     CHUNK: tl.constexpr,
     LEVELS: tl.constexpr,
 ):
-    """A program a row, head and piece of it: its chunks in order, so many at a time, counted from the first position on."""
+    """A program a row, head and piece of it: its chunks in order."""
     row, head = tl.program_id(0), tl.program_id(1)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < HEAD_SIZE
@@ -264,15 +271,16 @@ def attention_join_kernel(
     best = tl.where(best == NOT_SEEN, 0.0, best)
     total = 0.0
     summed = tl.zeros([COLUMNS], tl.float32)
-    for block in range(first // CHUNKS_AT_ONCE * CHUNKS_AT_ONCE, after, CHUNKS_AT_ONCE):
-        chunks = block + tl.arange(0, CHUNKS_AT_ONCE)
-        is_own = (chunks >= first) & (chunks < after)
-        slots = own + chunks % num_parts
-        weights = tl.exp2(tl.load(largest + slots, mask=is_own, other=NOT_SEEN) - best)
-        total += tl.sum(tl.load(totals + slots, mask=is_own, other=0.0) * weights)
-        at = slots[:, None] * HEAD_SIZE + columns[None, :]
-        rows = tl.load(sums + at, mask=is_own[:, None] & is_column[None, :], other=0.0)
-        summed += tl.sum(rows * weights[:, None], axis=0)
+    chunk = first
+    while chunk < after:
+        # One after the other, so that the order is the same whatever the threads; loads do not wait for each other.
+        for nth in tl.static_range(CHUNKS_AT_ONCE):
+            slot, is_own = own + (chunk + nth) % num_parts, chunk + nth < after
+            own_size = tl.where(is_own, HEAD_SIZE, 0)
+            weight = tl.exp2(tl.load(largest + slot, mask=is_own, other=NOT_SEEN) - best)
+            total += tl.load(totals + slot, mask=is_own, other=0.0) * weight
+            summed += tl.load(sums + slot * HEAD_SIZE + columns, mask=columns < own_size, other=0.0) * weight
+        chunk += CHUNKS_AT_ONCE
     if HAS_FRESH:
         # A row that sees none of them left nothing in this slot to read.
         slot, is_given = own + num_parts, is_column & (columns >= tl.where(has_fresh, 0, HEAD_SIZE))
@@ -428,5 +436,6 @@ def _attend(
         NUM_HEADS=num_heads,
         COLUMNS=joined_columns,
         BLOCK_PARTS=triton.next_power_of_2(num_parts + 1),
+        num_warps=1,
         **sizes.constants,
     )
