@@ -34,12 +34,12 @@ RUNGS = (
 )
 _NEEDS = {
     "basic": "reachable",
-    "streaming": "basic",
+    "streaming": "reachable",
     "tools": "basic",
     "streaming tools": "tools",
     "quality": "streaming",
     "acceptance": "quality",
-    "greedy": "streaming",
+    "greedy": "reachable",
     "needle": "streaming",
 }
 MIN_CHUNKS, MIN_CHARACTERS = 5, 20
@@ -191,7 +191,10 @@ def _basic(shared: _Climb) -> str:
     message = _whole(shared.client, request)["message"]
     text = message.get("content") or ""
     if "paris" not in text.lower():
-        advice = "Check the chat template, the weights and their quantisation: a sound model knows this."
+        advice = (
+            "Check the chat template, the weights and their quantisation: a model that was taught to chat knows this. "
+            "For one that was not, such as the embedded default, --skip basic."
+        )
         raise _FailedError(f"the capital of France came out as {text[:80]!r}", advice)
     return "the capital of France is Paris"
 
@@ -300,7 +303,9 @@ def _greedy(shared: _Climb) -> str:
     fields: dict[str, Any] = {}
     if plain is None:
         if shared.client.server_kind() != "outrider":
-            raise _SkippedError("this server cannot leave drafting out of one request; --plain names one that does not")
+            raise _SkippedError(
+                "it cannot leave drafting out of one request; name a server without drafter with --plain-url"
+            )
         plain, fields = shared.client, {"speculative": {"enabled": False}}
     texts = greedy.read_greedy(plain, greedy.PROMPTS, max_tokens=config.greedy_tokens, fields=fields)
     drafted = greedy.read_greedy(shared.client, greedy.PROMPTS, max_tokens=config.greedy_tokens)

@@ -36,7 +36,7 @@ def verify(
         float | None,
         typer.Option(help="Gap of two log-probabilities that is a rounding tie; measured if left out, 0 allows none."),
     ] = None,
-    plain: Annotated[
+    plain_url: Annotated[
         str | None, typer.Option(help="The same target without drafter, where a server cannot leave drafting out.")
     ] = None,
     skip: Annotated[list[str] | None, typer.Option(help="A rung to leave out; may be given several times.")] = None,
@@ -63,7 +63,7 @@ def verify(
     settings: dict[str, Any] = {"api_key": api_key or os.environ.get(KEY_VARIABLE), "timeout_s": timeout_s}
     with (
         closing(ServerClient(url, model=model, **settings)) as client,
-        closing(ServerClient(plain, **settings)) if plain else nullcontext() as plain_client,
+        closing(ServerClient(plain_url, **settings)) if plain_url else nullcontext() as plain_client,
         progress_bar(len(RUNGS)) as report,
     ):
         rows = [asdict(rung) for rung in climb(client, config, plain_client=plain_client, progress=report)]
