@@ -70,8 +70,9 @@ def verify(
         arm = {"name": "server", "backend": "unknown", "target": None, "drafter": None, "settings": {"url": url}}
         if rows[0]["status"] == "pass":
             arm |= {"backend": client.server_kind(), "target": client.model}
+    flips = [row.pop("flips") for row in rows][RUNGS.index("greedy")]
     failed = [row["name"] for row in rows if row["status"] == "fail"]
-    summary = {"verdict": "fail" if failed else "pass", "failed": failed, "settings": asdict(config)}
+    summary = {"verdict": "fail" if failed else "pass", "failed": failed, "greedy": flips, "settings": asdict(config)}
     if record is not None:
         workload = Workload("verify", RUNGS)
         write_record(make_record("verify", workload=workload, arms=[arm], rows=rows, summary=summary), record)
