@@ -53,6 +53,7 @@ def test_only_settings_that_both_sides_name_are_held_against_each_other() -> Non
         ("Yes, it is so.\n" * 5 + ESSAY, "5 times in a row"),
         ("and " * 200, "different ones"),
         ((ESSAY + " and then the old story of the bridge begins again and again. ") * 5, "different ones"),
+        (ESSAY * 4, "mostly repeats itself"),
         (ESSAY + " so it was told to me by my father" * 12, "stands there"),
     ],
 )
