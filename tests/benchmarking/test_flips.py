@@ -1,4 +1,4 @@
-"""Where texts part, and how often. Seen red: a shift counted past the first difference, pairs without flips left out."""
+"""Where texts part, and how often. Seen red: a shift counted past the first difference, sound pairs left out."""
 
 from __future__ import annotations
 
