@@ -131,16 +131,16 @@ class CountingClient:
 
 def test_what_a_foreign_server_drafted_is_read_from_its_counters() -> None:
     found = server_arm(CountingClient(5, 20, 9))  # type: ignore[arg-type]
-    measured = found.measure("hello")
+    measured = found.measure(Item(prompt="hello"))
     assert measured.acceptance == {"num_spec_steps": 5, "num_draft_tokens": 20, "num_accepted_draft_tokens": 9}
     assert found.echo([measured]) == {"drafting": True}
     idle = server_arm(CountingClient(0, 0, 0))  # type: ignore[arg-type]
-    assert idle.echo([idle.measure("hello")]) == {"drafting": False}
+    assert idle.echo([idle.measure(Item(prompt="hello"))]) == {"drafting": False}
     for nothing in (CountingClient(), CountingClient(5), CountingClient(-5, 20, 9)):
         arm = server_arm(nothing)  # type: ignore[arg-type]
-        assert arm.measure("hello").acceptance is None
+        assert arm.measure(Item(prompt="hello")).acceptance is None
     ours = CountingClient(5, 20, 9, kind="outrider")
-    assert server_arm(ours).measure("hello").acceptance is None  # type: ignore[arg-type]
+    assert server_arm(ours).measure(Item(prompt="hello")).acceptance is None  # type: ignore[arg-type]
     assert ours.num_scrapes == 0
 
 

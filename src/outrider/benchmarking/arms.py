@@ -12,8 +12,8 @@ from typing import Any
 from outrider.backends.base import Backend
 from outrider.benchmarking.client import ChatRequest, Sample, ServerClient
 from outrider.benchmarking.counters import CounterReset, Counters
-from outrider.benchmarking.soak import settled_metrics
 from outrider.benchmarking.request_sets import Item
+from outrider.benchmarking.soak import settled_metrics
 from outrider.core import AcceptanceStats, SamplingParams
 from outrider.errors import ConfigError, EngineFault, OutriderError
 

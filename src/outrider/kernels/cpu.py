@@ -392,12 +392,12 @@ def _plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.contiguous()
 
 
-def _in_place(cache: LayerCache) -> LayerCache:
-    """The cache itself, as C reads and writes it: a copy would be another cache."""
+def _in_place(cache: LayerCache) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors of a cache, as C reads and writes them: copies would be another cache."""
     assert cache.keys.dtype is cache.values.dtype is torch.float32, (cache.keys.dtype, cache.values.dtype)
     assert cache.table.dtype is torch.int32, cache.table.dtype
-    assert all(tensor.is_contiguous() for tensor in cache), "the cache is used in place"
-    return cache
+    assert all(tensor.is_contiguous() for tensor in cache.tensors), "the cache is used in place"
+    return cache.tensors
 
 
 def _pointer(tensor: Tensor | None) -> int | None:
