@@ -21,6 +21,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.graphs import DeviceCycle, bucket_of, buckets_up_to
 from outrider.engine.proposer import DFlashProposer, FencedProposer
 from outrider.engine.rejection import DraftBlock
+from outrider.kernels.sampler import Sampling
 from outrider.models.drafter_config import MarkovKind
 from tests.cases.common import snapshot, toy_proposer
 from tests.counted_space import CountedSpace
@@ -77,15 +78,16 @@ class TensorScript:
 
     name = "tensor script"
     tap_layers: tuple[int, ...] = ()
+    num_candidates = 1
     max_draft_length, default_draft_length = 6, 4
 
     def __init__(self, texts: Tensor) -> None:
         self.texts = texts  # int64 [S, P]
 
     def propose(self, batch: Anchors, draft_length: int) -> DraftBlock:
-        return self.propose_greedily(batch, draft_length)
+        return self.propose_on_device(batch, draft_length)
 
-    def propose_greedily(self, anchors: Anchors, draft_length: int) -> DraftBlock:
+    def propose_on_device(self, anchors: Anchors, draft_length: int, sampling: Sampling | None = None) -> DraftBlock:
         slots = torch.arange(draft_length, device=self.texts.device)
         places = (anchors.anchor_positions[:, None] + 1 + slots).clamp_max(self.texts.shape[1] - 1)
         drafts = self.texts[anchors.seats.clamp_min(0)[:, None], places]
@@ -210,9 +212,9 @@ class BreakingProposer(TensorScript):
         if self.calls_left < 0:
             raise RuntimeError("out of drafts")
 
-    def propose_greedily(self, anchors: Anchors, draft_length: int) -> DraftBlock:
+    def propose_on_device(self, anchors: Anchors, draft_length: int, sampling: Sampling | None = None) -> DraftBlock:
         self._count("propose")
-        return super().propose_greedily(anchors, draft_length)
+        return super().propose_on_device(anchors, draft_length, sampling)
 
     def commit(self, taps: Tensor, seats: Tensor, positions: Tensor) -> None:
         self._count("commit")
