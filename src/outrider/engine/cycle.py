@@ -214,8 +214,8 @@ def match_choices_on_device(batch: CycleBatch, request: int, rows: list[Tensor],
     num_rows, anchor, device = batch.host_lengths[request] + 1, batch.host_positions[request], rows[0].device
     whole, fractions = sampling_numbers(batch.params[request], batch.noise_seeds[request])
     sampling = sampling_of(
-        torch.tensor([whole] * num_rows, device=device).T,
-        torch.tensor([fractions] * num_rows, dtype=torch.float64, device=device).T,
+        torch.tensor(whole, device=device)[:, None].repeat(1, num_rows),
+        torch.tensor(fractions, dtype=torch.float64, device=device)[:, None].repeat(1, num_rows),
     )
     logits, positions = torch.stack(rows[:num_rows]), torch.arange(anchor + 1, anchor + 1 + num_rows, device=device)
     choices = sampler.choose(logits, sampling, sampler.filters(logits, sampling), positions)

@@ -321,6 +321,7 @@ class GpuSampler:
 
     def filters(self, logits: Tensor, sampling: Sampling) -> RowFilters:
         """Two searches over the bit patterns, by rank and by chance, then the sum of what is left."""
+        _check(sampling)
         (num_rows, size), num_splits = logits.shape, triton.cdiv(logits.shape[1], SPLIT)
         assert logits.dtype == torch.float32 and logits.is_contiguous(), (logits.dtype, logits.stride())  # noqa: PT018
         largest, is_sampled = logits.amax(dim=-1), sampling.temperatures > 0
@@ -339,6 +340,7 @@ class GpuSampler:
 
     def choose(self, logits: Tensor, sampling: Sampling, filters: RowFilters, positions: Tensor) -> Tensor:
         """The best of every split, then of every row."""
+        _check(sampling, positions)
         rows = torch.arange(len(logits), device=logits.device)
         scores, ids = _best(logits, rows, sampling, filters, positions, is_rejecting=False)
         chosen, num_splits = torch.empty_like(rows), scores.shape[1]
@@ -352,6 +354,7 @@ class GpuSampler:
         self, logits: Tensor, sampling: Sampling, filters: RowFilters, drafted: Drafted
     ) -> tuple[Tensor, Tensor]:
         """The verdict of each request in one program; then its row without the candidates, and the candidates."""
+        _check(sampling, drafted.lengths, drafted.positions)
         num_requests, num_drafts, num_candidates = drafted.candidate_ids.shape
         requests = sampling.temperatures, sampling.are_seeded, sampling.seeds
         accepted, last_rows, chosen = (torch.empty_like(drafted.lengths) for _ in range(3))
@@ -377,6 +380,7 @@ class GpuSampler:
         self, token_ids: Tensor, logits: Tensor, sampling: Sampling, positions: Tensor, slot: int
     ) -> tuple[Tensor, Tensor]:
         """A program a request."""
+        _check(sampling, positions)
         num_requests, size = logits.shape
         assert token_ids.stride(1) == logits.stride(1) == 1, (token_ids.stride(), logits.stride())
         drafts, probs = token_ids.new_empty(num_requests), logits.new_empty(num_requests, size)
@@ -385,6 +389,11 @@ class GpuSampler:
             slot, token_ids.stride(0), logits.stride(0), size, BLOCK=triton.next_power_of_2(size), CHUNK=CHUNK,
         )  # fmt: skip
         return drafts, probs
+
+
+def _check(sampling: Sampling, *others: Tensor) -> None:
+    """Kernels read numbers that lie side by side."""
+    assert all(field.stride() == (1,) or len(field) < 2 for field in (*sampling, *others)), "fields of many strides"
 
 
 def _keys_of(values: Tensor) -> Tensor:
