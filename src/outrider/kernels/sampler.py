@@ -98,8 +98,8 @@ class TorchSampler:
     def filters(self, logits: Tensor, sampling: Sampling) -> RowFilters:
         """Walk down each row from its largest logit."""
         size, is_sampled = logits.shape[1], sampling.temperatures > 0
-        ordered = logits.sort(dim=-1, descending=True).values
-        masses = _weights(ordered, ordered[:, :1], sampling.temperatures[:, None])
+        ordered, largest = logits.sort(dim=-1, descending=True).values, logits.amax(dim=-1)
+        masses = _weights(ordered, largest[:, None], sampling.temperatures[:, None])
         by_rank = ordered.gather(1, (sampling.top_ks - 1).clamp(0, size - 1)[:, None])
         is_cut = is_sampled & (sampling.top_ks > 0) & (sampling.top_ks < size)
         thresholds = torch.where(is_cut[:, None], by_rank, -torch.inf)
@@ -108,9 +108,9 @@ class TorchSampler:
         num_before = (masses.cumsum(dim=-1) < goals).sum(dim=-1, keepdim=True).clamp_max(size - 1)
         by_mass = torch.maximum(thresholds, ordered.gather(1, num_before))
         thresholds = torch.where((is_sampled & (sampling.top_ps < 1.0))[:, None], by_mass, thresholds).squeeze(1)
-        thresholds = torch.maximum(thresholds, lowest_by_chance(ordered[:, 0], sampling))
+        thresholds = torch.maximum(thresholds, lowest_by_chance(largest, sampling))
         totals = torch.where(ordered >= thresholds[:, None], masses, 0.0).sum(dim=-1)
-        return RowFilters(thresholds, ordered[:, 0], torch.where(is_sampled, totals, 0.0))
+        return RowFilters(thresholds, largest, torch.where(is_sampled, totals, 0.0))
 
     def choose(self, logits: Tensor, sampling: Sampling, filters: RowFilters, positions: Tensor) -> Tensor:
         """All rows of the vocabulary at once."""

@@ -340,7 +340,7 @@ class GpuSampler:
 
     def choose(self, logits: Tensor, sampling: Sampling, filters: RowFilters, positions: Tensor) -> Tensor:
         """The best of every split, then of every row."""
-        _check(sampling, positions)
+        _check(sampling, *filters, positions)
         rows = torch.arange(len(logits), device=logits.device)
         scores, ids = _best(logits, rows, sampling, filters, positions, is_rejecting=False)
         chosen, num_splits = torch.empty_like(rows), scores.shape[1]
@@ -354,7 +354,7 @@ class GpuSampler:
         self, logits: Tensor, sampling: Sampling, filters: RowFilters, drafted: Drafted
     ) -> tuple[Tensor, Tensor]:
         """The verdict of each request in one program; then its row without the candidates, and the candidates."""
-        _check(sampling, drafted.lengths, drafted.positions)
+        _check(sampling, *filters, drafted.lengths, drafted.positions)
         num_requests, num_drafts, num_candidates = drafted.candidate_ids.shape
         requests = sampling.temperatures, sampling.are_seeded, sampling.seeds
         accepted, last_rows, chosen = (torch.empty_like(drafted.lengths) for _ in range(3))
