@@ -109,10 +109,9 @@ def sampling_of(num_rows: int) -> Sampling:
     return Sampling(temperatures, top_ks, top_ps, min_ps, seeds, are_seeded)
 
 
-def sampled_cases() -> dict[str, Callable[[], object]]:
-    """What is done with the logits of sampled requests."""
-    sampler, rows, requests = GpuSampler(), sampling_of(NUM_ROWS), sampling_of(NUM_SEATS)
-    logits, candidates, num_drafts = floats(NUM_ROWS, 262_144), (NUM_SEATS, 7, 256), 7
+def rejection(vocab_size: int, num_drafts: int, num_candidates: int) -> Callable[[], object]:
+    """Verdicts on sampled drafts."""
+    candidates = NUM_SEATS, num_drafts, num_candidates
     filters = RowFilters(floats(NUM_ROWS), floats(NUM_ROWS), empty(NUM_ROWS, dtype=torch.float64))
     drafted = Drafted(
         token_ids=ids(*candidates[:2]),
@@ -123,11 +122,24 @@ def sampled_cases() -> dict[str, Callable[[], object]]:
         positions=ids(NUM_SEATS),
         row_index=ids(NUM_SEATS, num_drafts + 1),
     )
+    return lambda: GpuSampler().reject(floats(NUM_ROWS, vocab_size), sampling_of(NUM_SEATS), filters, drafted)
+
+
+def sampled_cases() -> dict[str, Callable[[], object]]:
+    """What is done with the logits of sampled requests; with one of a thing, Triton compiles it in."""
+    sampler, rows, requests = GpuSampler(), sampling_of(NUM_ROWS), sampling_of(NUM_SEATS)
+    logits, few = floats(NUM_ROWS, 262_144), floats(NUM_ROWS, 512)
+    filters = RowFilters(floats(NUM_ROWS), floats(NUM_ROWS), empty(NUM_ROWS, dtype=torch.float64))
+    candidates = ids(NUM_SEATS, 256), floats(NUM_SEATS, 256), requests, ids(NUM_SEATS)
     return {
         "filters": lambda: sampler.filters(logits, rows),
+        "filters of few": lambda: sampler.filters(few, rows),
         "choose": lambda: sampler.choose(logits, rows, filters, ids(NUM_ROWS)),
-        "reject": lambda: sampler.reject(logits, requests, filters, drafted),
-        "draw": lambda: sampler.draw(ids(NUM_SEATS, 256), floats(NUM_SEATS, 256), requests, ids(NUM_SEATS), 3),
+        "choose from few": lambda: sampler.choose(few, rows, filters, ids(NUM_ROWS)),
+        "reject": rejection(262_144, 7, 256),
+        "reject one": rejection(512, 1, 1),
+        "reject none": rejection(512, 0, 1),
+        **{f"draw {slot}": (lambda slot=slot: sampler.draw(*candidates, slot)) for slot in (0, 1, 3)},
     }
 
 
