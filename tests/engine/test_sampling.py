@@ -15,6 +15,8 @@ from outrider.engine.sampling import (
     gumbel_noise_of,
     ids_at_least,
     largest,
+    sampling_numbers,
+    sampling_of,
     top_p_threshold,
     uniforms,
 )
@@ -117,6 +119,17 @@ def test_probabilities_left_are_in_proportion() -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64).log()
     probs = filtered_probs(logits, SamplingParams(temperature=1.0, top_k=2))
     torch.testing.assert_close(probs, torch.tensor([0.625, 0.375, 0.0, 0.0], dtype=torch.float64))
+
+
+def test_numbers_of_a_request_fit_into_tensors() -> None:
+    params = SamplingParams(temperature=0.5, top_k=10**30, top_p=0.75, min_p=0.25, seed=-(2**63))
+    whole, fractions = sampling_numbers(params, -(2**63))
+    sampling = sampling_of(torch.tensor(whole)[:, None], torch.tensor(fractions, dtype=torch.float64)[:, None])
+    assert (int(sampling.seeds), int(sampling.are_seeded)) == (-(2**63), 1)
+    assert int(sampling.top_ks) > 2**30
+    assert [float(each) for each in (sampling.temperatures, sampling.top_ps, sampling.min_ps)] == [0.5, 0.75, 0.25]
+    (_, seed, is_seeded), (temperature, *_) = sampling_numbers(SamplingParams(temperature=1e-6), 7)
+    assert (seed, is_seeded, temperature) == (7, 0, 0.0)
 
 
 def test_draw_follows_the_probabilities_and_takes_no_impossible_token() -> None:

@@ -15,6 +15,7 @@ from outrider.kernels.noise import NoisePurpose, gumbel_of, gumbel_of_ids, philo
 from outrider.kernels.sampler import Sampling
 
 TOP_P_CANDIDATES = 1024  # likeliest ids among which top-p usually ends
+MAX_TOP_K = 2**31  # more than any vocabulary has, and it fits into a tensor
 BLOCK = 64  # a large row is searched by the maxima of its blocks
 
 Device = torch.device | str
@@ -25,7 +26,8 @@ def sampling_numbers(
 ) -> tuple[tuple[int, int, int], tuple[float, float, float]]:
     """(top_k, seed, is seeded) and (temperature, top_p, min_p) of one request, as `Sampling` has them."""
     temperature = 0.0 if params.is_greedy else params.temperature
-    return (params.top_k, noise_seed, int(params.seed is not None)), (temperature, params.top_p, params.min_p)
+    top_k = min(params.top_k, MAX_TOP_K)
+    return (top_k, noise_seed, int(params.seed is not None)), (temperature, params.top_p, params.min_p)
 
 
 def sampling_of(whole: Tensor, fractions: Tensor) -> Sampling:
