@@ -53,7 +53,7 @@ def drafted(logits: Tensor, num_requests: int, num_drafts: int, num_candidates: 
     generator, device = torch.Generator().manual_seed(seed), logits.device
     row_index = torch.arange(num_requests * (num_drafts + 1), device=device).view(num_requests, num_drafts + 1)
     candidate_ids = logits[row_index[:, :-1]].topk(num_candidates).indices
-    probs = torch.rand(candidate_ids.shape, generator=generator).softmax(dim=-1)
+    probs = (12 * torch.rand(candidate_ids.shape, generator=generator)).softmax(dim=-1)
     chosen = torch.randint(min(3, num_candidates), (num_requests, num_drafts, 1), generator=generator).to(device)
     probs = probs.to(device, logits.dtype)
     return Drafted(

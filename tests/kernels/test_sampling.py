@@ -1,7 +1,7 @@
 """Sampling kernels joined to their twin; a row alone is the row in company, bit for bit.
 
-Seen red: ways that forget the last bound; a split left out; zeros of two signs told apart; ties with the k-th left
-out; min_p of the total; noise of a split's own ids; candidates left in the row; nothing left over, and no fallback.
+Seen red: ways that forget the last bound; a tie with the k-th one too many; noise of a split's own ids; candidates left
+in the row; candidates weighed otherwise than the rest; nothing left over, and no fallback.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def check_rows(size: int, params: list[SamplingParams]) -> None:
 def check_verdicts(size: int, num_requests: int, num_drafts: int, num_candidates: int) -> Tensor:
     """Unseeded requests and two others; returns how many drafts were kept."""
     params = [SamplingParams(), SamplingParams(temperature=1.0, seed=3)]
-    params += [UNSEEDED, SamplingParams(temperature=0.8)] * num_requests
+    params += [UNSEEDED, SamplingParams(temperature=2.5)] * num_requests
     params = params[:num_requests]
     num_rows = num_requests * (num_drafts + 1)
     logits = rough_logits(max(num_rows, 6), size)[:num_rows].to(DEVICE)
@@ -122,7 +122,7 @@ def test_drafts_are_judged(num_drafts: int, num_candidates: int) -> None:
         ours = OURS.reject(logits, asked, filters, block)
         assert all(torch.equal(our, their) for our, their in zip(ours, exact, strict=True))
         return
-    kept = check_verdicts(300, 8, num_drafts, num_candidates)
+    kept = check_verdicts(300, 12, num_drafts, num_candidates)
     assert len(kept.unique()) > 1
 
 
@@ -138,6 +138,22 @@ def test_where_nothing_is_left_the_target_is_sampled() -> None:
     assert torch.equal(ours[0], exact[0])
     assert torch.equal(ours[1], exact[1])
     assert len(exact[1].unique()) > 1
+
+
+def test_candidates_and_the_rest_are_weighed_alike() -> None:
+    """Half of what is left is a candidate's, half is spread over all others."""
+    num = 10
+    logits = torch.zeros(2 * num, 300, device=DEVICE)
+    logits[:, 1] = 5.7
+    rows, asked = torch.arange(2 * num, device=DEVICE), sampling([SamplingParams(temperature=1.0)] * num, DEVICE)
+    candidates, probs = ids(0, 1).expand(num, 1, -1), torch.tensor([1.0, 0.0], device=DEVICE).expand(num, 1, -1)
+    zeros = rows[:num] * 0
+    block = Drafted(zeros[:, None], candidates, probs, probs[..., 0], zeros + 1, rows[:num], rows.view(num, 2))
+    filters = TWIN.filters(logits, sampling([SamplingParams(temperature=1.0)] * 2 * num, DEVICE))
+    exact, ours = TWIN.reject(logits, asked, filters, block), OURS.reject(logits.clone(), asked, filters, block)
+    assert all(torch.equal(our, their) for our, their in zip(ours, exact, strict=True))
+    assert 0 < int((exact[1] == 1).sum()) < num
+    assert 0 not in exact[1]
 
 
 @pytest.mark.parametrize("num_candidates", [48, 1])
