@@ -289,7 +289,7 @@ def draw_kernel(
         chances = tl.where(at == place, 1.0, 0.0)
     else:
         num_above, chance_above = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.float32)
-        for start in range(0, size, CHUNK):
+        for start in range(0, BLOCK, CHUNK):
             others = start + tl.arange(0, CHUNK)
             compared = tl.load(row + others, mask=others < size, other=float("-inf"))
             is_above = compared[None, :] > values[:, None]
