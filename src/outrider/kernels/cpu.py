@@ -25,6 +25,7 @@ from outrider.kernels.heads import HeadNorms, HeadRows, finish_heads_stepwise
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import Body, Recording, Scratch, signature_of
 from outrider.kernels.reference import soft_cap
+from outrider.kernels.sampler import Sampler, TorchSampler
 from outrider.weights.packed import DenseWeight, PackedWeight
 
 # As in cpu.c.
@@ -104,6 +105,7 @@ class CpuKernels:
     name = "cpu"
     row_invariant = True
     reads_low_bit = False  # but int8 in groups, whatever the group
+    sampler: Sampler = TorchSampler()
 
     def __init__(self, library: ctypes.CDLL, *, num_threads: int) -> None:
         """Call `library`, compiled from cpu.c, with `num_threads` threads (the process has one pool for all sets)."""
