@@ -40,6 +40,7 @@ class Tiling(NamedTuple):
     most_lines: int  # of a query tile: query heads of one key/value head times rows of a run
     num_warps: int
     num_programs: int  # on one multiprocessor
+    max_registers: int | None = None  # a thread; fewer than the compiler would take let two programs share
 
 
 HOPPER_TILINGS = {128: Tiling(64, 64, 4, 2), 256: Tiling(64, 64, 4, 2), 512: Tiling(64, 64, 8, 1)}
@@ -421,6 +422,7 @@ def _attend(
             NUM_STAGES=num_stages(tiling, num_lines, sizes.head_block, sizes.limits),
             BLOCK_PAGES=sizes.block_pages,
             num_warps=tiling.num_warps,
+            maxnreg=tiling.max_registers,
             **sizes.constants,
         )
     joined_columns = min(JOINED_COLUMNS, sizes.head_block)
