@@ -21,7 +21,7 @@ from outrider.kernels.matmul import Limits, device_limits
 
 SLIDING_CHUNK, FULL_CHUNK = 128, 64  # positions of a chunk, and of the first ones where they grow
 CHUNKS_A_LEVEL = tl.constexpr(8)  # chunks of one size before they double
-FULL_LEVELS = 3  # doublings
+FULL_LEVELS = 4  # doublings
 CHUNKS_AT_ONCE = tl.constexpr(16)  # that are fetched together to be joined
 JOINED_COLUMNS = 128  # of a head, by one program
 MOST_ROWS_WITH_PROGRAMS = 64  # of a pass; with more, programs that have nothing to do would be most of the time
@@ -43,7 +43,7 @@ class Tiling(NamedTuple):
     max_registers: int | None = None  # a thread; fewer than the compiler would take let two programs share
 
 
-HOPPER_TILINGS = {128: Tiling(64, 64, 4, 2), 256: Tiling(64, 64, 4, 2), 512: Tiling(64, 64, 8, 1)}
+HOPPER_TILINGS = {128: Tiling(64, 32, 8, 2, 128), 256: Tiling(64, 32, 4, 2), 512: Tiling(64, 64, 8, 1)}
 """By head size, for GPUs whose instruction takes 64 keys at least."""
 OTHER_TILINGS = {128: Tiling(32, 32, 4, 2), 256: Tiling(32, 32, 4, 1), 512: Tiling(32, 16, 4, 1)}
 """By head size, for GPUs whose instruction takes 16, and with less shared memory."""
