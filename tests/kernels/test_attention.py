@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from outrider.kernels import attention as module
-from outrider.kernels.attention import attention, most_chunks
+from outrider.kernels import attention_sizes
+from outrider.kernels.attention import attention
+from outrider.kernels.attention_sizes import most_chunks
 from outrider.kernels.layer_cache import LayerCache
 from tests.kernels.triton_mode import DEVICE, TWIN, assert_near, normal, row_by_row_products  # noqa: F401
 
@@ -95,7 +97,9 @@ def test_decode_and_ragged_verify_rows_of_several_seats(monkeypatch: pytest.Monk
     spans, layer = [*run(0, 127, 3), SPARE, *run(2, 0, 1), *run(1, 140, 2)], Layer.random(SMALL, width=10)
     ours = layer.check(*spans)
     assert not ours[3].any()
-    monkeypatch.setattr(module, "MOST_ROWS_WITH_PROGRAMS", 0)  # as a long prompt: a program takes run after run
+    monkeypatch.setattr(
+        attention_sizes, "MOST_ROWS_WITH_PROGRAMS", 0
+    )  # as a long prompt: a program takes run after run
     assert torch.equal(layer.attend(*spans)[0], ours)
 
 
@@ -118,7 +122,7 @@ def test_scores_beyond_what_their_powers_can_be() -> None:
 @pytest.mark.slow
 def test_growing_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a long ring: eight chunks of 64, then of 128."""
-    monkeypatch.setattr(module, "LONGEST_WINDOW", 100)
+    monkeypatch.setattr(attention_sizes, "LONGEST_WINDOW", 100)
     Layer.random(SMALL, width=34, num_positions=520).check(*run(0, 510, 3))
 
 
@@ -146,7 +150,7 @@ def test_other_shapes_in_larger_query_tiles(sizes: tuple[int, int, int], monkeyp
     """Head sizes and shares that are no powers of two; slabs of rows; a program that takes several items."""
     limits = module.device_limits(0)._replace(num_processors=3)
     monkeypatch.setattr(module, "device_limits", lambda _: limits)
-    monkeypatch.setattr(module, "SCRATCH_BYTES", 1)
+    monkeypatch.setattr(attention_sizes, "SCRATCH_BYTES", 1)
     Layer.random(sizes, width=3).check(*run(0, 20, 6))
 
 

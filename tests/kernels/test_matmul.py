@@ -17,7 +17,8 @@ from torch.nn import functional
 
 from outrider.kernels import matmul
 from outrider.kernels.gpu import GpuKernels
-from outrider.kernels.matmul import Limits, Products, choose_tiles, merged, num_splits
+from outrider.kernels.matmul import Products, merged
+from outrider.kernels.matmul_sizes import HOPPER, Limits, choose_tiles, num_splits
 from tests.kernels.triton_mode import DEVICE, DTYPE
 
 HOPPER_LIMITS = Limits(132, 227 << 10, is_hopper=True)
@@ -164,4 +165,4 @@ def test_every_row_count_gives_the_same_gate_and_head_on_a_gpu() -> None:
     logits = set_of_kernels.logits(inputs[:40], head, cap=30.0)
     assert torch.equal(values, logits.amax(dim=-1))
     assert torch.equal(ids, logits.argmax(dim=-1))
-    assert matmul.device_limits(0).is_hopper == (torch.cuda.get_device_capability() == matmul.HOPPER)
+    assert matmul.device_limits(0).is_hopper == (torch.cuda.get_device_capability() == HOPPER)

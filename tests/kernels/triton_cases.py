@@ -14,7 +14,8 @@ from outrider.kernels import matmul_low_bit, rows
 from outrider.kernels.heads import HeadNorms, HeadRows
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.low_bit import LowBitMatrix
-from outrider.kernels.matmul import Limits, Products
+from outrider.kernels.matmul import Products
+from outrider.kernels.matmul_sizes import Limits
 
 NUM_ROWS, NUM_PAGES, PAGE_SIZE, TABLE_WIDTH, NUM_SEATS, EPS = 16, 512, 64, 128, 4, 1e-6
 WIDE = 5376  # hidden size of the 31B target
