@@ -16,7 +16,6 @@ from torch import Tensor
 from outrider.kernels import attention as module
 from outrider.kernels import attention_sizes
 from outrider.kernels.attention import attention
-from outrider.kernels.attention_sizes import most_chunks
 from outrider.kernels.layer_cache import LayerCache
 from tests.kernels.triton_mode import DEVICE, TWIN, assert_near, normal, row_by_row_products  # noqa: F401
 
@@ -158,14 +157,6 @@ def test_no_rows() -> None:
     layer = Layer.random(SMALL, width=3)
     spans = torch.empty(0, 5, dtype=torch.int32, device=DEVICE)
     assert attention(layer.queries[:0], layer.cache, spans, scale=1.0).shape == (0, 2, 16)
-
-
-def test_a_places_for_every_chunk() -> None:
-    """A run of any start touches no more chunks than there are places."""
-    assert most_chunks(128, chunk=128, levels=0) == 2
-    assert most_chunks(512, chunk=64, levels=4) == 9
-    assert most_chunks(513, chunk=64, levels=4) == 10
-    assert most_chunks(32_768, chunk=64, levels=4) == 1 + 32 + 25
 
 
 @pytest.mark.gpu

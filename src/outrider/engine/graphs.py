@@ -144,12 +144,15 @@ class DeviceCycle:
         )
 
     def warm_up(self, max_rows: int) -> None:
-        """Capture what a running engine is likely to need, for up to so many rows, with no request in it."""
+        """Capture what a running engine is likely to need, for up to so many rows, with no request in it.
+
+        The largest comes first: in the pool, what it leaves serves the smaller ones, and never the other way round.
+        """
         self._sent_numbers[:] = SPARE_COLUMN
-        for num_requests in buckets_up_to(self.max_seats, most=self.max_seats):
+        for num_requests in reversed(buckets_up_to(self.max_seats, most=self.max_seats)):
             for draft_length in self.draft_buckets[:1]:
                 self._run_draft(num_requests, draft_length)
-        for num_rows in [self.rows_per_pass] if self.rows_per_pass else buckets_up_to(max_rows):
+        for num_rows in [self.rows_per_pass] if self.rows_per_pass else reversed(buckets_up_to(max_rows)):
             self._run_verify(num_rows)
 
     def _run_draft(self, num_requests: int, draft_length: int) -> None:

@@ -42,7 +42,7 @@ def device_limits(index: int) -> Limits:
         return Limits(82, 99 << 10, is_hopper=False)
     found = torch.cuda.get_device_properties(index)
     is_hopper = (found.major, found.minor) == HOPPER
-    return Limits(found.multi_processor_count, found.shared_memory_per_block_optin, is_hopper)
+    return Limits(found.multi_processor_count, found.shared_memory_per_block_optin, is_hopper)  # type: ignore[attr-defined]
 
 
 def choose_tiles(num_rows: int, num_outputs: int, limits: Limits, *, is_gated: bool = False) -> Tiles:
