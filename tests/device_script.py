@@ -9,6 +9,7 @@ from torch import Tensor
 
 from outrider.engine.batch import Anchors
 from outrider.engine.rejection import DraftBlock, point_mass_block
+from outrider.kernels.sampler import Sampling
 
 
 class DeviceScript:
@@ -18,6 +19,7 @@ class DeviceScript:
     """
 
     name = "device script"
+    num_candidates = 1
 
     def __init__(
         self,
@@ -36,9 +38,9 @@ class DeviceScript:
         self.texts = self.texts.to(device)
 
     def propose(self, batch: Anchors, draft_length: int) -> DraftBlock:
-        return self.propose_greedily(batch, draft_length)
+        return self.propose_on_device(batch, draft_length)
 
-    def propose_greedily(self, anchors: Anchors, draft_length: int) -> DraftBlock:
+    def propose_on_device(self, anchors: Anchors, draft_length: int, sampling: Sampling | None = None) -> DraftBlock:
         slots = torch.arange(draft_length, device=self.texts.device)
         places = (anchors.anchor_positions[:, None] + 1 + slots).clamp_max(self.texts.shape[1] - 1)
         drafts = self.texts[anchors.seats.clamp(0, len(self.texts) - 1)[:, None], places]

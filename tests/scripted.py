@@ -17,6 +17,7 @@ from outrider.engine.cache_space import CacheSpace
 from outrider.engine.engine import Engine, EngineConfig
 from outrider.engine.proposer import Proposer
 from outrider.engine.rejection import DraftBlock, point_mass_block
+from outrider.kernels.sampler import TorchSampler
 from outrider.models.attention import LayerCache, Rows, allocate_caches
 from outrider.models.gemma import TargetOutput
 from outrider.tokenizer import Tokenizer
@@ -131,7 +132,7 @@ class TableTarget:
         self.config: Any = SimpleNamespace(
             vocab_size=len(table), layers=(), eos_token_ids=eos_token_ids, placeholders=()
         )
-        self.kernels: Any = SimpleNamespace(name="table", own_threads=nullcontext)
+        self.kernels: Any = SimpleNamespace(name="table", own_threads=nullcontext, sampler=TorchSampler())
         self.passes: list[Rows] = []
 
     @staticmethod

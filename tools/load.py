@@ -12,14 +12,13 @@ import argparse
 import json
 import queue
 import random
-import statistics
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from outrider import metrics
+from outrider.benchmarking.steadiness import Run, judge
 from tools.load_server import Client, Job, Outcome, ServerProcess, http_client, running_server
 
 PROMPTS = (
@@ -37,7 +36,6 @@ PROMPTS = (
 MIN_TOKENS, MAX_TOKENS = 4, 64
 CANCELLED_SHARE, BAD_SHARE = 0.1, 0.05
 WARM_UP_SHARE = 0.2  # of all jobs: the allocators' first peaks
-MAX_GROWTH = 0.01
 MAX_SECONDS = 600.0
 
 
@@ -107,12 +105,6 @@ def _begins(whole: Outcome, begun: Outcome) -> bool:
     return whole.tokens[: len(begun.tokens)] == begun.tokens and whole.text.startswith(begun.text.rstrip("\ufffd"))
 
 
-def growth_of(samples: Sequence[float]) -> float:
-    """By what share a least-squares line through evenly spaced samples rises from its beginning to its end."""
-    trend, rise = metrics.fitted_trend(range(len(samples)), samples), len(samples) - 1
-    return trend.slope * rise / (statistics.fmean(samples) - trend.slope * rise / 2)
-
-
 def count_unended(jobs: Sequence[Job], before: dict[str, float], after: dict[str, float]) -> int:
     """By how many ends the server's own count differs from the jobs that it should have begun."""
     name = "request_success_total"
@@ -134,11 +126,11 @@ def run_load(server: ServerProcess, *, num_jobs: int, num_streams: int) -> dict[
 
     outcomes = run_jobs(client, jobs, num_streams=num_streams, progress=progress)
     seconds, cpu_s, after = time.perf_counter() - began, server.cpu_seconds() - cpu_began, server.quiet_metrics()
-    growth = growth_of(memory)
+    steady = judge(Run(times_s=range(len(memory)), memory_bytes=memory))
     faults = check_outcomes(jobs, outcomes, alone) | {
         "unended": count_unended(jobs, before, after),
         "pages_kept": round(after["kv_cache_usage_perc"] - before["kv_cache_usage_perc"], 6),
-        "grown": int(growth >= MAX_GROWTH),
+        "grown": len(steady.faults),
         "late": int(seconds > MAX_SECONDS),
     }
     return {
@@ -148,7 +140,8 @@ def run_load(server: ServerProcess, *, num_jobs: int, num_streams: int) -> dict[
         **_rates(before, after, seconds),
         "server_cpu_s": round(cpu_s, 1),
         "memory_bytes": memory[-1],
-        "memory_growth": round(growth, 5),
+        "memory_growth": round(steady.figures["memory_growth"], 5),
+        "memory_step": round(steady.figures["memory_step"], 5),
         "faults": faults,
     }
 

@@ -1,4 +1,4 @@
-"""Prints the README's table of figures from the records it names: `python tools/readme_figures.py`."""
+"""Prints the README's tables of figures from the records they name: `python tools/readme_figures.py`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ COLUMNS = {
 }
 
 
+COMPARISONS = {"drafter against plain, greedy": "benchmarks/results/cpu-compare.json"}
+
+
 def shown(value: float | bool | None) -> str:
     """As the table writes it."""
     if value is None:
@@ -38,5 +41,24 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def comparison_table() -> str:
+    """Markdown, one row a record of `bench compare`; shares as percentages."""
+    columns = ("same text", "speedup", "interval", "noise floor", "prompts × rounds", "record")
+    lines = ["| comparison | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
+    for comparison, name in COMPARISONS.items():
+        summary = json.loads((ROOT / name).read_text())["summary"]
+        low, high = summary["speedup_interval"]
+        cells = (
+            shown(summary["identical"]),
+            shown(summary["speedup"]),
+            f"{low:.2f} to {high:.2f} ({100 * summary['confidence']:g} %)",
+            f"{100 * summary['noise_floor']:.1f} %",
+            f"{summary['num_prompts']} × {summary['num_rounds']}",
+            f"[raw rows]({name})",
+        )
+        lines.append(f"| {comparison} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(table())
+    print(table(), comparison_table(), sep="\n\n")

@@ -108,14 +108,14 @@ class Built:
             self.target.best(output.hidden)
         return allocated.peak_bytes
 
-    def cycle_bytes(self) -> tuple[int, int]:
+    def cycle_bytes(self, *, is_sampled: bool = False) -> tuple[int, int]:
         """Of drafts for all seats, and of the largest verify pass."""
         seats = self.config.max_seats
         cycle = DeviceCycle(self.target, self.caches, self.proposer, max_seats=seats, default_draft_length=MAX_DRAFTS)
         with Allocated() as drafting:
-            cycle._run_draft(seats, MAX_DRAFTS)
+            cycle._run_draft(seats, MAX_DRAFTS, is_sampled=is_sampled)
         with Allocated() as verifying:
-            cycle._run_verify(32)
+            cycle._run_verify(32, is_sampled=is_sampled)
         return drafting.peak_bytes, verifying.peak_bytes
 
 
@@ -130,15 +130,15 @@ def test_a_prompts_pass_takes_what_was_said(inner: int) -> None:
 def test_cycles_take_what_was_said() -> None:
     """Graphs take the larger of both halves at least; at most, as if no kind of layer left room for another."""
     built = Built(target_config(), drafter_config(), replace(ENGINE, prefill_rows=8))
-    drafting, verifying = built.cycle_bytes()
-    counted = max(drafting, verifying)
+    counted = max(built.cycle_bytes())
     assert counted <= built.said["a pass"] - BLOCK_BYTES <= 1.1 * counted + (1 << 20)
-    assert drafting + verifying <= built.said["graphs"] - SEGMENT_BYTES <= 3 * (drafting + verifying)
+    both = sum(built.cycle_bytes(is_sampled=True))
+    assert both <= built.said["graphs"] - SEGMENT_BYTES <= 3 * both + (4 << 20)
 
 
-def said(drafter: DrafterConfig | None, **settings: Any) -> dict[str, int]:
+def said(drafter: DrafterConfig | None, *, vocab_size: int = VOCAB, **settings: Any) -> dict[str, int]:
     """The parts for an engine of `target_config`."""
-    target, config = target_config(), replace(ENGINE, **settings)
+    target, config = target_config(vocab_size=vocab_size), replace(ENGINE, **settings)
     plan = plan_caches(target.layers, drafter.layers if drafter else (), config, dtype=BF16)
     return pass_parts(target, drafter, config, plan, limits=LIMITS)
 
@@ -152,7 +152,16 @@ def test_what_makes_passes_larger() -> None:
     assert said(drafter_config(), num_speculative_tokens=3)["graphs"] > usual["graphs"]
 
 
+def test_graphs_hold_the_logits_of_sampled_requests() -> None:
+    large = 1 << 18
+    more = said(None, vocab_size=large)["graphs"] - said(None)["graphs"]
+    assert more >= 4 * 4 * (large - VOCAB)  # an anchor's row for each seat
+    drafted = said(drafter_config(), vocab_size=large)["graphs"] - said(drafter_config())["graphs"]
+    assert drafted >= 32 * 4 * (large - VOCAB)
+
+
 def test_heads_of_a_drafter_store_its_logits() -> None:
-    markov = MarkovSpec(kind=MarkovKind.VANILLA, rank=16)
-    stored = said(drafter_config(markov=markov))["graphs"] - said(drafter_config())["graphs"]
-    assert stored >= 4 * MAX_DRAFTS * VOCAB * 4
+    """With them for greedy requests, too."""
+    heads = drafter_config(markov=MarkovSpec(kind=MarkovKind.VANILLA, rank=16), intermediate_size=64)
+    many = {"max_seats": 64, "prefill_rows": 8}
+    assert said(heads, **many)["a pass"] > said(drafter_config(intermediate_size=64), **many)["a pass"]

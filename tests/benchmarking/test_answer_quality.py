@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.benchmarking.answer_quality import quality_flag, setting_faults
+from outrider.benchmarking.answer_quality import quality_flag, setting_faults, text_faults
 from outrider.benchmarking.workloads import DEMO
+
+ESSAY = (
+    "The first bridges were trees that had fallen over a stream. Romans built arches of stone, whose weight holds them "
+    "together, and a few of them still carry traffic today. In the middle ages towns paid for theirs with tolls, "
+    "houses and even mills on the piers. Iron came next: Coalbrookdale has the oldest one, opened in 1781."
+)
 
 
 @pytest.mark.parametrize(
@@ -36,3 +42,21 @@ def test_only_settings_that_both_sides_name_are_held_against_each_other() -> Non
     assert setting_faults({"temperature": 0.7}, {"temperature": 0.0}) == [
         "temperature was asked to be 0.7, but the server says 0.0"
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (ESSAY, None),
+        (" ... ", "empty"),
+        (f"{ESSAY} <|tool_call>", "markup"),
+        ("Yes, it is so.\n" * 5 + ESSAY, "5 times in a row"),
+        ("and " * 200, "different ones"),
+        ((ESSAY + " and then the old story of the bridge begins again and again. ") * 5, "different ones"),
+        (ESSAY * 4, "mostly repeats itself"),
+        (ESSAY + " so it was told to me by my father" * 12, "stands there"),
+    ],
+)
+def test_faults_of_long_text(text: str, fault: str | None) -> None:
+    found = " ".join(text_faults(text))
+    assert (fault in found) if fault else not found

@@ -13,8 +13,9 @@ import pytest
 
 from outrider.backends.scripted import Script
 from outrider.benchmarking import arms
-from outrider.benchmarking.arms import ArmSpec, Asking, LocalArm, ServerArm, parse_arm
+from outrider.benchmarking.arms import ArmSpec, Asking, LocalArm, Rendering, ServerArm, parse_arm
 from outrider.benchmarking.client import ServerClient
+from outrider.benchmarking.request_sets import Item
 from outrider.core import Chunk, Prompt, SamplingParams
 from outrider.errors import ConfigError, EngineFault
 from tests.benchmarking.planted import sample
@@ -69,11 +70,11 @@ def server_arm(client: ServerClient, *fields: str, **asking: Any) -> ServerArm:
 
 def test_a_server_is_asked_with_the_fields_of_the_arm(served: Served, client: ServerClient) -> None:
     on = server_arm(client, "speculative.enabled=true")
-    first = on.measure("Dear Anna")
+    first = on.measure(Item(prompt="Dear Anna"))
     assert (first.error, first.num_output_tokens, first.text) == (None, 16, TEXT[:16])
     assert (on.asked, on.echo([first])) == ({"drafting": True}, {"drafting": True})
     off = server_arm(client, "speculative.num_speculative_tokens=0")
-    second = off.measure("Dear Anna")
+    second = off.measure(Item(prompt="Dear Anna"))
     assert second.text == first.text
     assert (off.asked, off.echo([second])) == ({"drafting": False}, {"drafting": False})
     assert server_arm(client).asked == {}
@@ -83,8 +84,8 @@ def test_a_server_is_asked_with_the_fields_of_the_arm(served: Served, client: Se
 
 def test_chat_adds_a_template_and_counting_says_how_much(served: Served, client: ServerClient) -> None:
     plain, chat = server_arm(client), server_arm(client, is_chat=True, ignore_eos=False)
-    assert chat.count_prompt_tokens("hello") > plain.count_prompt_tokens("hello") == 6
-    assert chat.measure("hello").num_prompt_tokens == chat.count_prompt_tokens("hello")
+    assert chat.count_prompt_tokens(Item(prompt="hello")) > plain.count_prompt_tokens(Item(prompt="hello")) == 6
+    assert chat.measure(Item(prompt="hello")).num_prompt_tokens == chat.count_prompt_tokens(Item(prompt="hello"))
     assert not served.backend.submitted[-1][1].ignore_eos
     about = plain.describe()
     assert about["settings"].items() >= {"max_tokens": 16, "ignore_eos": True}.items()
@@ -94,8 +95,8 @@ def test_chat_adds_a_template_and_counting_says_how_much(served: Served, client:
 def test_a_server_that_does_not_count_is_named() -> None:
     arm = ServerArm(ArmSpec(name="gone", place=""), ServerClient("http://127.0.0.1:9", model="m"), Asking(max_tokens=2))
     with pytest.raises(EngineFault, match="gone does not count a prompt"):
-        arm.count_prompt_tokens("hello")
-    assert arm.measure("hello").error
+        arm.count_prompt_tokens(Item(prompt="hello"))
+    assert arm.measure(Item(prompt="hello")).error
 
 
 def test_answers_without_acceptance_mean_off_on_our_own_server_only(client: ServerClient, monkeypatch: Any) -> None:
@@ -130,16 +131,16 @@ class CountingClient:
 
 def test_what_a_foreign_server_drafted_is_read_from_its_counters() -> None:
     found = server_arm(CountingClient(5, 20, 9))  # type: ignore[arg-type]
-    measured = found.measure("hello")
+    measured = found.measure(Item(prompt="hello"))
     assert measured.acceptance == {"num_spec_steps": 5, "num_draft_tokens": 20, "num_accepted_draft_tokens": 9}
     assert found.echo([measured]) == {"drafting": True}
     idle = server_arm(CountingClient(0, 0, 0))  # type: ignore[arg-type]
-    assert idle.echo([idle.measure("hello")]) == {"drafting": False}
+    assert idle.echo([idle.measure(Item(prompt="hello"))]) == {"drafting": False}
     for nothing in (CountingClient(), CountingClient(5), CountingClient(-5, 20, 9)):
         arm = server_arm(nothing)  # type: ignore[arg-type]
-        assert arm.measure("hello").acceptance is None
+        assert arm.measure(Item(prompt="hello")).acceptance is None
     ours = CountingClient(5, 20, 9, kind="outrider")
-    assert server_arm(ours).measure("hello").acceptance is None  # type: ignore[arg-type]
+    assert server_arm(ours).measure(Item(prompt="hello")).acceptance is None  # type: ignore[arg-type]
     assert ours.num_scrapes == 0
 
 
@@ -167,13 +168,18 @@ def local_arm(monkeypatch: pytest.MonkeyPatch, *, drafter: str | None = "d", **o
     monkeypatch.setattr(arms.time, "perf_counter", lambda: clock[0])
     backend = FakeBackend(clock, options.get("error"))
     spec = ArmSpec(name="here", place="local:drafter", fields=options.get("fields", {}))
-    asking = Asking(max_tokens=5, temperature=0.5, seed=3)
-    return LocalArm(spec, backend, asking, target="embedded", drafter=drafter, kernels="cpu")
+    asking = Asking(max_tokens=5, temperature=0.5, seed=3, ignore_eos=options.get("ignore_eos", True))
+    return LocalArm(spec, backend, asking, target="embedded", drafter=drafter, kernels="cpu", render=written)
+
+
+def written(item: Item) -> Rendering:
+    """A template of one character a turn."""
+    return Rendering(text=f"<{item.messages[0]['content']}>", stop_strings=("<",), stop_token_ids=(9,))
 
 
 def test_a_local_answer_is_timed_and_counted_by_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     arm = local_arm(monkeypatch, fields={"num_speculative_tokens": 3})
-    found = arm.measure("abc")
+    found = arm.measure(Item(prompt="abc"))
     assert (found.ttft_s, found.e2e_s, found.chunk_gaps_s) == (1.0, 3.0, (1.0, 1.0))
     assert (found.num_prompt_tokens, found.num_output_tokens, found.text, found.finish_reason) == (
         3,
@@ -192,13 +198,33 @@ def test_a_local_answer_is_timed_and_counted_by_its_chunks(monkeypatch: pytest.M
     )
 
 
+def test_chats_tools_and_their_own_limits_reach_a_server(served: Served, client: ServerClient) -> None:
+    chat = Item(messages=({"role": "user", "content": "hello"},), max_tokens=3)
+    arm = server_arm(client)
+    assert arm.measure(chat).num_output_tokens == 3
+    assert arm.count_prompt_tokens(chat) == server_arm(client, is_chat=True).count_prompt_tokens(Item(prompt="hello"))
+    assert arm._request(Item(prompt="x", tools=({"type": "function"},)), max_tokens=1).tools == ({"type": "function"},)
+
+
+def test_chats_are_written_out_for_a_local_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = Item(messages=({"role": "user", "content": "abc"},), max_tokens=3)
+    arm = local_arm(monkeypatch)
+    assert arm.measure(chat).num_prompt_tokens == arm.count_prompt_tokens(chat) == len("<abc>")
+    params = arm._backend.params  # type: ignore[attr-defined]
+    assert (params.max_tokens, params.stop_strings, params.stop_token_ids) == (3, (), ())
+    ending = local_arm(monkeypatch, ignore_eos=False)
+    ending.measure(chat)
+    params = ending._backend.params  # type: ignore[attr-defined]
+    assert (params.stop_strings, params.stop_token_ids) == (("<",), (9,))
+
+
 def test_plain_arms_and_drafts_of_length_0_ask_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert local_arm(monkeypatch, drafter=None).asked == {"drafting": False}
     assert local_arm(monkeypatch, fields={"num_speculative_tokens": 0}).asked == {"drafting": False}
 
 
 def test_a_fault_of_the_engine_is_in_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = local_arm(monkeypatch, error=EngineFault("logits are not finite")).measure("abc")
+    found = local_arm(monkeypatch, error=EngineFault("logits are not finite")).measure(Item(prompt="abc"))
     assert (found.error, found.num_output_tokens) == ("logits are not finite", 5)
     with pytest.raises(ZeroDivisionError):
-        local_arm(monkeypatch, error=ZeroDivisionError()).measure("abc")
+        local_arm(monkeypatch, error=ZeroDivisionError()).measure(Item(prompt="abc"))

@@ -9,16 +9,13 @@ import pytest
 from outrider.backends.scripted import Script
 from outrider.benchmarking import verify
 from outrider.benchmarking.client import ServerClient
-from outrider.benchmarking.verify import RUNGS, LadderConfig, Rung, climb, text_faults
+from outrider.benchmarking.verify import RUNGS, LadderConfig, Rung, climb
 from outrider.errors import ConfigError
+from tests.benchmarking.test_answer_quality import ESSAY
+from tests.benchmarking.test_greedy import TwoTexts
 from tests.serving import Served, serve
 
 CALL = '<|tool_call>call:get_weather{city:<|"|>Oslo<|"|>}<tool_call|>'
-ESSAY = (
-    "The first bridges were trees that had fallen over a stream. Romans built arches of stone, whose weight holds them "
-    "together, and a few of them still carry traffic today. In the middle ages towns paid for theirs with tolls, "
-    "houses and even mills on the piers. Iron came next: Coalbrookdale has the oldest one, opened in 1781."
-)
 SOUND = {
     "7317-kestrel": Script.of_text("It is 7317-kestrel."),
     "7334-kestrel": Script.of_text("7334-KESTREL"),
@@ -39,7 +36,8 @@ def served() -> Iterator[Served]:
 
 def climbed(served: Served, changes: dict[str, Script] | None = None, config: LadderConfig = CONFIG) -> list[Rung]:
     """A climb of a server that has been told to answer some prompts otherwise."""
-    served.backend._scripts = {**SOUND, **(changes or {})}
+    changed = changes or {}
+    served.backend._scripts = {**changed, **SOUND, **changed}  # the first key that a prompt contains wins
     client = ServerClient(served.url)
     rungs = climb(client, config)
     client.close()
@@ -86,6 +84,7 @@ WRONG: list[tuple[str, Script, str, str]] = [
     ("bridges were built", Script.of_text(""), "quality", "empty"),
     ("bridges were built", Script.of_text(ESSAY, drafted=False), "acceptance", "nothing was drafted"),
     ("bridges were built", Script.of_text(ESSAY, block_tokens=1), "acceptance", "nothing was drafted"),
+    ("honey bee", TwoTexts(b"to lay eggs", b"to lay ages"), "greedy", "fault at token 8: 101 in the reference and 97"),
     ("7334-kestrel", Script.of_text("I do not know."), "needle", "lost at 3,"),
 ]
 
@@ -108,6 +107,26 @@ def test_an_acceptance_below_the_floor_fails_and_a_floor_of_zero_is_for_plain_se
     }
 
 
+def test_greedy_texts_are_judged_by_the_tolerance_that_was_given(served: Served) -> None:
+    """The script's likeliest is the token, at -0.5; its second an a, at -1."""
+    bee = {"honey bee": TwoTexts(b"to lay eggs", b"to lay a egg")}
+    config = LadderConfig(needle_tokens=(1_000,), essay_tokens=600, tie_tolerance=0.5)
+    rungs = climbed(served, bee, config)  # type: ignore[arg-type]
+    assert statuses(rungs) == {}
+    (flips,) = [rung.flips for rung in rungs if rung.flips]
+    assert (flips["num_ties"], flips["num_faults"], flips["largest_gap"]) == (1, 0, 0.5)
+    assert "1 ties in" in reason(rungs, "greedy")
+
+
+def test_a_server_that_always_drafts_is_held_against_a_plain_one(served: Served) -> None:
+    with serve({"": Script.of_text("Yes.")}) as plain, ServerClient(plain.url) as plain_client:
+        served.backend._scripts = {"honey bee": Script.of_text("No."), **SOUND}
+        with ServerClient(served.url) as client:
+            client._kind = "vllm"
+            assert climb(client, CONFIG)[RUNGS.index("greedy")].status == "skip"
+            assert climb(client, CONFIG, plain_client=plain_client)[RUNGS.index("greedy")].status == "fail"
+
+
 def test_a_needle_is_cut_to_the_context() -> None:
     with serve(SOUND, context_length=2_400) as small:
         rungs = climbed(small, config=LadderConfig(needle_tokens=(30_000,), essay_tokens=600))
@@ -123,23 +142,8 @@ def test_rungs_are_left_out_on_request_and_hold_nothing_up(served: Served) -> No
         LadderConfig(skipped=("speed",))
     with pytest.raises(ConfigError, match="haystack"):
         LadderConfig(needle_tokens=(10,))
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        (ESSAY, None),
-        (" ... ", "empty"),
-        (f"{ESSAY} <|tool_call>", "markup"),
-        ("Yes, it is so.\n" * 5 + ESSAY, "5 times in a row"),
-        ("and " * 200, "different ones"),
-        ((ESSAY + " and then the old story of the bridge begins again and again. ") * 5, "different ones"),
-        (ESSAY + " so it was told to me by my father" * 12, "stands there"),
-    ],
-)
-def test_faults_of_long_text(text: str, fault: str | None) -> None:
-    found = " ".join(text_faults(text))
-    assert (fault in found) if fault else not found
+    with pytest.raises(ConfigError, match="--tie-tolerance -1"):
+        LadderConfig(tie_tolerance=-1)
 
 
 def test_a_call_without_its_finish_reason_fails() -> None:

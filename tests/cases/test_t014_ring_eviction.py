@@ -57,10 +57,10 @@ def test_t014_memory_stays_flat() -> None:
     )
     token_ids = text(NUM_ADDS * PASS_ROWS)
     caches = fresh_caches(target.config.layers, context_length=len(token_ids), max_rows=PASS_ROWS)
-    stored = [(each.data_ptr(), each.shape) for cache in caches for each in cache]
+    stored = [(each.data_ptr(), each.shape) for cache in caches for each in cache.tensors]
     for start in range(0, len(token_ids), PASS_ROWS):
         found = add(target, caches, token_ids, start)
-    assert [(each.data_ptr(), each.shape) for cache in caches for each in cache] == stored
+    assert [(each.data_ptr(), each.shape) for cache in caches for each in cache.tensors] == stored
     assert caches[0].keys.shape[1] <= WINDOW + PASS_ROWS
     expected = torch.cat(dense_hidden(target, token_ids), dim=-1)[-PASS_ROWS:]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)

@@ -13,7 +13,8 @@ import pytest
 from outrider.backends.scripted import Script
 from outrider.benchmarking.arms import Asking, ServerArm, parse_arm
 from outrider.benchmarking.client import ServerClient
-from outrider.benchmarking.prompt_length import sized_prompts
+from outrider.benchmarking.prompt_length import sized_items
+from outrider.benchmarking.request_sets import Item
 from outrider.errors import ConfigError
 from tests.serving import Served, serve
 
@@ -39,28 +40,28 @@ def arm(client: ServerClient, max_tokens: int) -> ServerArm:
 
 def test_t066_a_prompt_of_exactly_the_asked_size(client: ServerClient) -> None:
     asked = arm(client, 8)
-    template = asked.count_prompt_tokens("x") - 1
+    template = asked.count_prompt_tokens(Item(prompt="x")) - 1
     assert template > 0
-    prompts = sized_prompts(
-        ["honey bees live in colonies"] * 2,
+    items = sized_items(
+        [Item(prompt="honey bees live in colonies")] * 2,
         num_tokens=40,
         max_tokens=8,
         count=asked.count_prompt_tokens,
         context_length=CONTEXT_LENGTH,
     )
-    assert [len(prompt) for prompt in prompts] == [40 - template] * 2  # a byte is a token here
-    assert [asked.measure(prompt).num_prompt_tokens for prompt in prompts] == [40, 40]
+    assert [len(item.prompt or "") for item in items] == [40 - template] * 2  # a byte is a token here
+    assert [asked.measure(item).num_prompt_tokens for item in items] == [40, 40]
 
 
 def test_t066_what_cannot_fit_is_refused_by_us_and_a_failure_from_the_server(client: ServerClient) -> None:
     with pytest.raises(ConfigError, match="do not fit into a context of 32"):
-        sized_prompts(["x"], num_tokens=32, max_tokens=1, count=len, context_length=32)
-    found = arm(client, 8).measure("x" * 500)
+        sized_items([Item(prompt="x")], num_tokens=32, max_tokens=1, count=lambda _: 1, context_length=32)
+    found = arm(client, 8).measure(Item(prompt="x" * 500))
     assert found.error is not None
     assert "HTTP 400" in found.error
     assert found.num_output_tokens is None
 
 
 def test_t066_output_is_counted_by_usage(client: ServerClient) -> None:
-    found = arm(client, 100).measure("write spaces")
+    found = arm(client, 100).measure(Item(prompt="write spaces"))
     assert (found.text, found.num_output_tokens) == (SPACES, 100)

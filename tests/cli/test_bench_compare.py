@@ -12,12 +12,14 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from outrider.backends.scripted import Script
+from outrider.benchmarking.request_sets import RequestSet, load_request_set
 from outrider.benchmarking.workloads import DEMO
 from outrider.cli.main import app
 from outrider.errors import EngineFault, OutriderError
 from tests.embedded import embedded_llm, plain_llm
 from tests.serving import Served, serve
 
+TOOLS = load_request_set("tools")
 ANSWER = "Each colony has one queen, who lays all eggs that workers then raise."
 QUICK = ["--prompts", "6", "--rounds", "2", "--max-tokens", "12"]
 
@@ -102,13 +104,43 @@ def test_without_arms_the_embedded_default_plainly_and_with_its_drafter(monkeypa
     assert "not enough prompts for any claim" in found["summary"]["verdict_text"]
 
 
+def test_shipped_sets_and_files_are_asked_as_bench_run_asks_them(served: Served, tmp_path: Path) -> None:
+    path, mine = tmp_path / "tools.json", tmp_path / "mine.jsonl"
+    shown = run(*two_arms(served), *QUICK, "--prompts", "2", "--workload", "tools", "--record", str(path))
+    assert shown.exit_code == 0, shown.output
+    record = json.loads(path.read_text())
+    assert record["workload"] == {"name": "tools", "sha256": RequestSet("tools", TOOLS.items[:2]).workload.sha256}
+    assert "get" in served.backend.tokenizer.decode(served.backend.submitted[-1][0])
+    mine.write_text('{"turns": ["One?"]}\n{"turns": ["Two?"]}\n')
+    shown = run(*two_arms(served), *QUICK[2:], "--workload", str(mine), "--json")
+    assert json.loads(shown.stdout)["summary"]["num_prompts"] == 2
+    assert "Two?" in served.backend.tokenizer.decode(served.backend.submitted[-1][0])
+
+
+def test_chats_are_asked_of_local_arms_in_the_targets_own_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, plain = embedded_llm(), plain_llm()
+    monkeypatch.setattr("outrider.load", lambda *_, **__: llm, raising=False)
+    monkeypatch.setattr(llm, "without_drafter", lambda: plain)
+    asked = list[str]()
+    real = llm.encode
+    monkeypatch.setattr(llm, "encode", lambda prompt: asked.append(prompt) or real(prompt))
+    small = ("--prompts", "2", "--rounds", "1", "--warm-up-rounds", "0", "--max-tokens", "4", "--json")
+    shown = run(*small, "--workload", "math")
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["summary"]["identical"] is True
+    assert all("User: " in prompt and prompt.endswith("Assistant:") for prompt in asked)
+    refused = run(*small, "--workload", "tools")
+    assert isinstance(refused.exception, OutriderError)
+    assert "knows no tools" in str(refused.exception)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["--arm", "a=local:plain"], "a is alone"),
         (["--arm", "a=local:plain", "--arm", "a=local:drafter"], "two arms have one name"),
         (["--arm", "a"], "has no name"),
-        (["--workload", "novels"], "choose one of demo"),
+        (["--workload", "novels"], "none of narrative, code, chat, tools, math, languages, long-context, demo"),
         (["--prompts", "1"], f"from 2 to {len(DEMO.prompts)}"),
         (["--rounds", "0"], "--rounds 0"),
         (["--warm-up-rounds", "-1"], "--warm-up-rounds -1"),

@@ -93,6 +93,8 @@ def test_losing_is_said_and_so_is_a_tie() -> None:
     slower = {**other, "ratio_interval": [0.9, 0.95]}
     best |= {"num_speculative_tokens": 5, "drafter_loses": False}
     assert bench_run._verdict(best, [best, slower]).endswith("n = 5 is fastest")
+    spoiled = {**slower, "faults": ["client_bound"]}
+    assert "runs were spoiled" in bench_run._verdict(best, [best, spoiled])
 
 
 @pytest.mark.parametrize(

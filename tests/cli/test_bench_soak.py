@@ -46,10 +46,14 @@ def test_a_server_that_goes_mute_fails_the_soak_and_the_table_says_so() -> None:
 
 def test_tools_that_are_refused_are_seen_in_the_first_error() -> None:
     with serve({"": Script.of_text("x", refusal=OutriderError("no such luck"))}) as served:
-        shown = run(served.url, *SMALL, "--no-tools")
+        shown, toolless = run(served.url, *SMALL), run(served.url, *SMALL, "--no-tools")
     assert shown.exit_code == 1
     assert "first error: HTTP" in shown.stderr
     assert "no such luck" in shown.stderr
+    assert "that knows no tools: --no-tools" in shown.stderr
+    assert "No turn was timed" in shown.stdout
+    assert "nothing was drafted" not in shown.stderr
+    assert "that knows no tools" not in toolless.stderr
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ def test_a_sound_server_passes_and_a_record_is_written(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     found = json.loads(shown.stdout)
     assert (found["verdict"], {rung["status"] for rung in found["rungs"]}) == ("pass", {"pass"})
+    assert found["greedy"].items() >= {"num_ties": 0, "num_faults": 0, "rate": 0.0, "tolerance": 0.0}.items()
     written = json.loads(record.read_text())
     assert (written["rows"], written["arms"][0]["target"]) == (found["rungs"], "scripted")
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch
-from outrider.engine.cycle import accept, run_cycle
+from outrider.engine.cycle import accept, match_choices, match_choices_on_device, run_cycle
 from outrider.engine.rejection import DraftBlock, Verdict, point_mass_block
+from outrider.kernels.sampler import TorchSampler
 from tests.scripted import FixedProposer, ScriptedProposer, TableTarget, make_test_engine, run_requests
 from tests.statistics import assert_chi_square, assert_frequencies, sequence_probs
 
@@ -150,6 +151,15 @@ def test_each_request_is_judged_by_its_own_rule() -> None:
     assert verdict.num_accepted_tokens.tolist() == [2, 1, 1, 0]
     assert verdict.target_token_ids.tolist() == [3, 2, 2, 3]
     assert is_finite.all()
+
+
+def test_seeded_choices_on_a_device_are_those_of_a_cpu() -> None:
+    rows = list(torch.randn(4, 90, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 2)
+    params = [replace(SAMPLED, seed=seed, top_k=40, top_p=0.9, min_p=0.01) for seed in range(40)]
+    batch = make_batch(*params, lengths=(3, 2, 0, 1) * 10)
+    for request in range(len(params)):
+        choices = match_choices_on_device(batch, request, rows, TorchSampler())
+        assert choices.tolist() == match_choices(batch, request, rows).tolist()
 
 
 def test_ties_go_to_the_lowest_id() -> None:

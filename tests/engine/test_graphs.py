@@ -1,7 +1,8 @@
 """The device's cycle, run as it is on a CPU: the twin of what CUDA replays, and equal to `run_cycle` in all it leaves.
 
 Seen red: the last request's drafts left out; a planned count left out; the tokens of an aborted request taken;
-numbers read in `pack_rows`, or brought to it.
+numbers read in `pack_rows`, or brought to it; candidates of another slot; rows sampled as request 0's; noise of the
+anchor's place for every row.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.core import Chunk, SamplingParams
+from outrider.engine import graphs
 from outrider.engine.batch import Anchors
 from outrider.engine.engine import Engine
 from outrider.engine.graphs import SPARE_REQUEST, DeviceCycle, bucket_of, buckets_up_to
 from outrider.engine.proposer import DFlashProposer, FencedProposer
 from outrider.engine.rejection import DraftBlock
+from outrider.engine.sampling import filtered_probs
 from outrider.engine.state import RequestState
+from outrider.kernels.sampler import Sampling, TorchSampler
 from outrider.models.drafter_config import MarkovKind
 from tests.cases.common import snapshot, toy_proposer
 from tests.counted_space import CountedSpace
 from tests.paged import paged_engine
 from tests.scripted import ScriptedProposer, TableTarget, make_test_engine, run_requests
+from tests.statistics import assert_chi_square, sequence_probs
 from tests.toy import reference_greedy, toy_drafter, toy_dspark, toy_target
 
 TARGET = toy_target()
@@ -79,15 +84,16 @@ class TensorScript:
 
     name = "tensor script"
     tap_layers: tuple[int, ...] = ()
+    num_candidates = 1
     max_draft_length, default_draft_length = 6, 4
 
     def __init__(self, texts: Tensor) -> None:
         self.texts = texts  # int64 [S, P]
 
     def propose(self, batch: Anchors, draft_length: int) -> DraftBlock:
-        return self.propose_greedily(batch, draft_length)
+        return self.propose_on_device(batch, draft_length)
 
-    def propose_greedily(self, anchors: Anchors, draft_length: int) -> DraftBlock:
+    def propose_on_device(self, anchors: Anchors, draft_length: int, sampling: Sampling | None = None) -> DraftBlock:
         slots = torch.arange(draft_length, device=self.texts.device)
         places = (anchors.anchor_positions[:, None] + 1 + slots).clamp_max(self.texts.shape[1] - 1)
         drafts = self.texts[anchors.seats.clamp_min(0)[:, None], places]
@@ -134,6 +140,93 @@ def test_other_requests_come_and_go(name: str) -> None:
     expected = finished(make_test_engine(TARGET, PROPOSERS[name](), max_seats=NUM_SEATS), MIXED)
     engine = on_device(make_test_engine(TARGET, PROPOSERS[name](), max_seats=NUM_SEATS))
     assert finished(engine, MIXED) == expected
+
+
+class TableDrafts:
+    """Draws every draft from the same distribution [V], by the noise of its request: a function of tensors."""
+
+    name = "table drafts"
+    tap_layers: tuple[int, ...] = ()
+    max_draft_length = default_draft_length = 2
+
+    def __init__(self, probs: Sequence[float]) -> None:
+        self.logits, self.num_candidates = torch.tensor(probs, dtype=torch.float64).log(), len(probs)
+
+    def propose(self, batch: Anchors, draft_length: int) -> DraftBlock:
+        raise AssertionError("not the device's cycle")
+
+    def propose_on_device(self, anchors: Anchors, draft_length: int, sampling: Sampling | None = None) -> DraftBlock:
+        assert sampling is not None
+        ids = torch.arange(self.num_candidates).expand(len(anchors.seats), -1)
+        logits = self.logits.expand_as(ids)
+        slots = [
+            TorchSampler().draw(ids, logits, sampling, anchors.anchor_positions, slot) for slot in range(draft_length)
+        ]
+        drafts, probs = (torch.stack(parts, dim=1) for parts in zip(*slots, strict=True))
+        return DraftBlock(drafts, ids[:, None].expand_as(probs), probs)
+
+    def commit(self, taps: Tensor, seats: Tensor, positions: Tensor) -> None:
+        pass
+
+
+@pytest.mark.parametrize("is_seeded", [False, True])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 2, "temperature": 0.8}], ids=["plain", "filtered"])
+def test_three_tokens_follow_the_exact_distribution(is_seeded: bool, filters: dict[str, float]) -> None:
+    table = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.3, 0.45], [0.35, 0.25, 0.4]], dtype=torch.float64).log()
+    proposer = TableDrafts([0.2, 0.5, 0.3])
+    engine = make_test_engine(TableTarget(table), proposer, max_seats=400, row_budget=1200, seed=1)
+    engine.use_device_cycle()
+    params = SamplingParams(**{"temperature": 1.0, "max_tokens": 3, **filters})
+    texts = run_requests(engine, *(([0], replace(params, seed=i if is_seeded else None)) for i in range(400)))
+    if filters:
+        table = torch.stack([filtered_probs(row, params).log() for row in table])
+    chances = {text: chance for text, chance in sequence_probs(table, 0, 3).items() if chance > 0}
+    assert_chi_square(map(tuple, texts), chances)
+
+
+SEEDED = replace(GREEDY, temperature=1.0, seed=5)
+SEEDED_ONES = [SEEDED, replace(SEEDED, top_k=5, temperature=0.7), replace(SEEDED, seed=-9, top_p=0.8), GREEDY]
+
+
+@pytest.mark.parametrize("name", ["none", "dflash", "rnn"])
+def test_seeded_texts_are_those_of_run_cycle_and_of_plain_decoding(name: str) -> None:
+    plain = [each[0] for each in finished(make_test_engine(TARGET, max_seats=NUM_SEATS), SEEDED_ONES)]
+    engine = make_test_engine(TARGET, PROPOSERS[name](), max_seats=NUM_SEATS)
+    engine.use_device_cycle()
+    assert [each[0] for each in finished(engine, SEEDED_ONES)] == plain
+    shorter = [replace(each, num_speculative_tokens=1 if each.seed == 5 else 0) for each in SEEDED_ONES]
+    assert [each[0] for each in finished(engine, shorter)] == plain
+    beside = [*SEEDED_ONES[:3], replace(GREEDY, logprobs=1, max_tokens=5)]  # runs on the host for a while
+    assert [each[0] for each in finished(engine, beside)] == [*plain[:3], plain[3][:5]]
+
+
+def test_sampled_requests_keep_drafts() -> None:
+    engine = make_test_engine(TableTarget.constant([0.5, 0.3, 0.2]), TableDrafts([0.5, 0.3, 0.2]), max_seats=2)
+    engine.use_device_cycle()
+    requests = [engine.add([0], replace(GREEDY, temperature=1.0, max_tokens=40, seed=seed)) for seed in (None, 4)]
+    while engine.has_work:
+        engine.step()
+    for request in requests:  # draft and target are equal, and so is their noise where there is a seed
+        assert request.acceptance.num_accepted_tokens > 0.97 * request.acceptance.num_draft_tokens > 20
+
+
+def test_some_cycles_are_left_to_run_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_test_engine(TableTarget.constant([0.2, 0.8]), max_seats=3)
+    unseeded = replace(SEEDED, seed=None)
+
+    def takes(*params: SamplingParams, acceptance: str = "rejection") -> bool:
+        cycle = DeviceCycle(engine.target, engine.caches, None, max_seats=3, acceptance=acceptance)
+        return cycle.takes([engine.make_request([1], each) for each in params], [0] * len(params))
+
+    assert takes(GREEDY, SEEDED, unseeded)
+    assert takes(GREEDY, SEEDED, acceptance="block")
+    assert not takes(GREEDY, unseeded, acceptance="block")
+    for field in ({"logprobs": 0}, {"logit_bias": {1: 2.0}}, {"presence_penalty": 1.0}):
+        assert not takes(SEEDED, replace(GREEDY, **field))  # type: ignore[arg-type]
+    monkeypatch.setattr(graphs, "MAX_LOGITS_BYTES", 4 * 2 * 2)
+    assert takes(SEEDED, GREEDY)
+    assert takes(GREEDY, GREEDY, GREEDY)
+    assert not takes(SEEDED, GREEDY, GREEDY)
 
 
 def test_constant_shapes_are_kept() -> None:
@@ -212,9 +305,9 @@ class BreakingProposer(TensorScript):
         if self.calls_left < 0:
             raise RuntimeError("out of drafts")
 
-    def propose_greedily(self, anchors: Anchors, draft_length: int) -> DraftBlock:
+    def propose_on_device(self, anchors: Anchors, draft_length: int, sampling: Sampling | None = None) -> DraftBlock:
         self._count("propose")
-        return super().propose_greedily(anchors, draft_length)
+        return super().propose_on_device(anchors, draft_length, sampling)
 
     def commit(self, taps: Tensor, seats: Tensor, positions: Tensor) -> None:
         self._count("commit")
@@ -375,11 +468,14 @@ class NothingRead(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize(
+    "params", [[GREEDY] * 4, SEEDED_ONES, [replace(SEEDED, seed=None)] * 4], ids=["greedy", "seeded", "unseeded"]
+)
 @pytest.mark.parametrize("name", PROPOSERS)
-def test_between_launch_and_result_nothing_is_read(name: str) -> None:
+def test_between_launch_and_result_nothing_is_read(name: str, params: list[SamplingParams]) -> None:
     proposer = PROPOSERS[name]()
     engine = make_test_engine(TARGET, proposer, max_seats=NUM_SEATS)
-    requests = [engine.add(prompt, GREEDY) for prompt in PROMPTS]
+    requests = [engine.add(prompt, each) for prompt, each in zip(PROMPTS, params, strict=True)]
     engine.step()
     cycle = DeviceCycle(TARGET, engine.caches, proposer, max_seats=NUM_SEATS, default_draft_length=4)
     lengths = [4, 2, 0, 3] if proposer is not None else [0] * 4

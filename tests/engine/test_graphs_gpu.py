@@ -7,6 +7,7 @@ row-invariant decode several requests at a time; torch's do one, in constant sha
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -212,6 +213,67 @@ def test_preempted_requests_write_the_same() -> None:
     assert texts[0] == texts[1]
 
 
+SEEDED = replace(GREEDY, temperature=1.0, seed=5, max_tokens=48)
+SAMPLED_ONES = [
+    SEEDED,
+    replace(SEEDED, top_k=20, temperature=0.7, seed=2**40),
+    replace(SEEDED, top_p=0.8, seed=-3),
+    replace(GREEDY, max_tokens=48),
+    replace(SEEDED, min_p=0.05, seed=0),
+    replace(SEEDED, top_k=50, top_p=0.9, temperature=1.3),
+]
+
+
+def texts_of(engine: Engine, params: list[SamplingParams]) -> list[list[int]]:
+    requests = [engine.add(prompt, each) for prompt, each in zip(PROMPTS, params, strict=True)]
+    while engine.has_work:
+        engine.step()
+    assert [request.error for request in requests] == [None] * len(requests)
+    return [request.output_token_ids for request in requests]
+
+
+@pytest.mark.gpu
+def test_seeded_texts_are_equal_whatever_runs_them() -> None:
+    """Without drafts by `run_cycle`, captured with and without drafts, and beside a request that needs the host."""
+    plain = texts_of(make_engine(target("auto"), None, None, fitted("auto", cuda_graphs=False)), SAMPLED_ONES)
+    assert len({token for text in plain for token in text}) > 40
+    assert texts_of(make_engine(target("auto"), None, None, fitted("auto")), SAMPLED_ONES) == plain
+    engine = drafting_engine("auto")
+    assert engine.device_cycle is not None
+    assert texts_of(engine, SAMPLED_ONES) == plain
+    shorter = [replace(each, num_speculative_tokens=index % 4) for index, each in enumerate(SAMPLED_ONES)]
+    assert texts_of(engine, shorter) == plain
+    assert texts_of(drafting_engine("auto", cuda_graphs=False), SAMPLED_ONES) == plain
+    beside = [*SAMPLED_ONES[:3], replace(GREEDY, logprobs=2, max_tokens=20), *SAMPLED_ONES[4:]]
+    assert texts_of(engine, beside) == [*plain[:3], plain[3][:20], *plain[4:]]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_drafting", [False, True])
+def test_unseeded_tokens_follow_the_exact_distribution(is_drafting: bool) -> None:
+    """The second token, drafted or not, given the first: against what raw log-probabilities leave of it."""
+    engine = drafting_engine("auto") if is_drafting else make_engine(target("auto"), None, None, fitted("auto"))
+    sampled, asking = replace(GREEDY, temperature=1.0, top_k=3, max_tokens=3), replace(GREEDY, logprobs=3, max_tokens=1)
+    requests = [engine.add(PROMPTS[0], sampled) for _ in range(900)]
+    while engine.has_work:
+        engine.step()
+    pairs = Counter(tuple(request.output_token_ids[:2]) for request in requests)
+    for first in {pair[0] for pair in pairs}:
+        asked = engine.add([*PROMPTS[0], first], asking)
+        while engine.has_work:
+            engine.step()
+        (likeliest,) = (dict(each.top) for each in asked.logprobs)
+        ids, chances = list(likeliest), torch.tensor(list(likeliest.values())).softmax(-1).tolist()
+        counts = {pair[1]: count for pair, count in pairs.items() if pair[0] == first}
+        total = sum(counts.values())
+        assert set(counts) <= set(ids)
+        for token_id, chance in zip(ids, chances, strict=True):
+            spread = (total * chance * (1 - chance)) ** 0.5
+            assert abs(counts.get(token_id, 0) - total * chance) <= 4.5 * spread + 1e-9, (first, counts, chances)
+    if is_drafting:
+        assert sum(request.acceptance.num_draft_tokens for request in requests) > 500
+
+
 @pytest.fixture
 def syncs_are_errors() -> Iterator[None]:
     """To be begun with `torch.cuda.set_sync_debug_mode("error")` after prompts are in."""
@@ -222,10 +284,14 @@ def syncs_are_errors() -> Iterator[None]:
 @pytest.mark.gpu
 @every_set
 @pytest.mark.parametrize("is_drafting", [False, True])
-def test_a_replay_waits_for_nothing(name: str, is_drafting: bool, syncs_are_errors: None) -> None:
+@pytest.mark.parametrize("params", [GREEDY, SEEDED, replace(SEEDED, seed=None)], ids=["greedy", "seeded", "unseeded"])
+def test_a_replay_waits_for_nothing(
+    name: str, params: SamplingParams, is_drafting: bool, syncs_are_errors: None
+) -> None:
     model = drafter(name) if is_drafting else None
     engine = make_engine(target(name), model, None, fitted(name))
-    requests = [engine.add(prompt, GREEDY) for prompt in PROMPTS[: engine.config.max_seats]]
+    engine.warm_up()
+    requests = [engine.add(prompt, params) for prompt in PROMPTS[: engine.config.max_seats]]
     while not all(request.output_token_ids for request in requests):
         engine.step()
     torch.cuda.set_sync_debug_mode("error")

@@ -1,4 +1,7 @@
-"""The DFlash proposer on the toy drafter: what it draws from is what it hands on."""
+"""The DFlash proposer on the toy drafter: what it draws from is what it hands on.
+
+Seen red: draws of every slot by the noise of the first.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch
 from outrider.engine.proposer import MAX_CANDIDATES, DFlashProposer, candidate_probs
+from outrider.engine.sampling import sampling_numbers, sampling_of
 from outrider.models.attention import allocate_caches
 from outrider.models.drafter_config import BlockLayout, MarkovKind
 from tests.cases.common import toy_proposer
@@ -142,6 +146,31 @@ def test_a_markov_head_sees_the_tokens_drafted_before(kind: MarkovKind, draft_vo
     assert mixed.confidences is not None
     torch.testing.assert_close(mixed.confidences, chances)
     torch.testing.assert_close(alone.confidences, chances[:1] if chances is not None else None)
+
+
+@pytest.mark.parametrize("kind", [None, *MarkovKind])
+def test_drafts_by_tensors_are_those_of_each_request(kind: MarkovKind | None) -> None:
+    """Greedy and seeded drafts to the token, what others are drawn from, and their slots apart."""
+    proposer = make_proposer(48, kind)
+    for params in (
+        (replace(SAMPLED, seed=7, top_k=9), SamplingParams()),
+        (replace(SAMPLED, seed=-8, min_p=0.2), SAMPLED),
+    ):
+        batch = make_batch(*params)
+        numbers = [sampling_numbers(*each) for each in zip(params, batch.noise_seeds, strict=True)]
+        sampling = sampling_of(
+            torch.tensor([whole for whole, _ in numbers]).T,
+            torch.tensor([fractions for _, fractions in numbers], dtype=torch.float64).T,
+        )
+        expected, found = proposer.propose(batch, 4), proposer.propose_on_device(batch, 4, sampling)
+        is_same = torch.tensor([each.is_greedy or each.seed is not None for each in params])
+        assert torch.equal(found.token_ids[is_same], expected.token_ids[is_same])
+        assert torch.equal(found.candidate_ids[is_same], expected.candidate_ids[is_same])
+        torch.testing.assert_close(found.candidate_probs[is_same], expected.candidate_probs[is_same])
+        torch.testing.assert_close(found.candidate_probs[:, 0], expected.candidate_probs[:, 0])
+        assert found.candidate_ids.shape[2] == proposer.num_candidates
+        chance = (found.candidate_probs * (found.candidate_ids == found.token_ids[..., None])).sum(-1)
+        assert (chance > 0).all()
 
 
 def test_a_drafter_without_heads_knows_no_confidence() -> None:

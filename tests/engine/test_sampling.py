@@ -1,4 +1,4 @@
-"""Noise against published vectors, filters against their definitions by sorting."""
+"""Noise is what its name says, filters are their definitions by sorting."""
 
 from __future__ import annotations
 
@@ -9,44 +9,19 @@ from scipy import stats
 from outrider.core import SamplingParams
 from outrider.engine.sampling import (
     TOP_P_CANDIDATES,
-    NoisePurpose,
     draw,
     filtered_probs,
     gumbel_noise,
     gumbel_noise_of,
     ids_at_least,
     largest,
-    philox,
+    sampling_numbers,
+    sampling_of,
     top_p_threshold,
     uniforms,
 )
+from outrider.kernels.noise import NoisePurpose
 from tests.statistics import assert_frequencies
-
-
-@pytest.mark.parametrize(
-    ("seed", "counter", "words"),
-    [
-        (0, (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        (-1, (0xFFFFFFFF,) * 4, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-        (
-            0x299F31D0_A4093822,
-            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
-        ),
-    ],
-)
-def test_philox_gives_the_published_words(seed: int, counter: tuple[int, ...], words: tuple[int, ...]) -> None:
-    c_0, c_1, c_2, c_3 = (torch.tensor([word]) for word in counter)
-    assert tuple(int(word) for word in philox(torch.tensor([seed]), (c_0, c_1, c_2, c_3))) == words
-    assert tuple(philox(seed, counter)) == words  # type: ignore[arg-type]
-
-
-def test_philox_of_many_counters_is_philox_of_each() -> None:
-    seeds, blocks, nothing = torch.tensor([3, -7, 2**62]), torch.arange(3), torch.zeros(3, dtype=torch.int64)
-    together = philox(seeds, (blocks, nothing, nothing, nothing))
-    for i in range(3):
-        alone = philox(seeds[i], (blocks[i], nothing[i], nothing[i], nothing[i]))
-        assert [int(word) for word in alone] == [int(word[i]) for word in together]
 
 
 def test_uniforms_are_uniform_and_differ_by_every_part_of_their_key() -> None:
@@ -144,6 +119,17 @@ def test_probabilities_left_are_in_proportion() -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64).log()
     probs = filtered_probs(logits, SamplingParams(temperature=1.0, top_k=2))
     torch.testing.assert_close(probs, torch.tensor([0.625, 0.375, 0.0, 0.0], dtype=torch.float64))
+
+
+def test_numbers_of_a_request_fit_into_tensors() -> None:
+    params = SamplingParams(temperature=0.5, top_k=10**30, top_p=0.75, min_p=0.25, seed=-(2**63))
+    whole, fractions = sampling_numbers(params, -(2**63))
+    sampling = sampling_of(torch.tensor(whole)[:, None], torch.tensor(fractions, dtype=torch.float64)[:, None])
+    assert (int(sampling.seeds), int(sampling.are_seeded)) == (-(2**63), 1)
+    assert int(sampling.top_ks) > 2**30
+    assert [float(each) for each in (sampling.temperatures, sampling.top_ps, sampling.min_ps)] == [0.5, 0.75, 0.25]
+    (_, seed, is_seeded), (temperature, *_) = sampling_numbers(SamplingParams(temperature=1e-6), 7)
+    assert (seed, is_seeded, temperature) == (7, 0, 0.0)
 
 
 def test_draw_follows_the_probabilities_and_takes_no_impossible_token() -> None:

@@ -49,7 +49,7 @@ def test_heads_are_made_step_by_step(kernels: Kernels) -> None:
     assert kept == (None, None, None)
     normed = kernels.rms_norm(keys.view(3, 2, HEAD_SIZE), norms.values, eps=EPS)
     kernels.write_cache(expected_cache, rotated(keys, norms.keys), normed, seats, positions)
-    for ours, expected in zip(written, expected_cache, strict=True):
+    for ours, expected in zip(written.tensors, expected_cache.tensors, strict=True):
         assert torch.equal(ours, expected)
 
     unnormed = kernels.finish_heads(

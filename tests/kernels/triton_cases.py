@@ -16,6 +16,8 @@ from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.low_bit import LowBitMatrix
 from outrider.kernels.matmul import Products
 from outrider.kernels.matmul_sizes import Limits
+from outrider.kernels.sampler import Drafted, RowFilters, Sampling
+from outrider.kernels.sampling import GpuSampler
 
 NUM_ROWS, NUM_PAGES, PAGE_SIZE, TABLE_WIDTH, NUM_SEATS, EPS = 16, 512, 64, 128, 4, 1e-6
 WIDE = 5376  # hidden size of the 31B target
@@ -100,6 +102,48 @@ def low_bit(name: str, kind: str, num_rows: int, architecture: int) -> Callable[
     return launch
 
 
+def sampling_of(num_rows: int) -> Sampling:
+    """Of so many rows or requests."""
+    wholes, fractions = (ids(num_rows) for _ in range(3)), (empty(num_rows, dtype=torch.float64) for _ in range(3))
+    temperatures, top_ps, min_ps = fractions
+    top_ks, seeds, are_seeded = wholes
+    return Sampling(temperatures, top_ks, top_ps, min_ps, seeds, are_seeded)
+
+
+def rejection(vocab_size: int, num_drafts: int, num_candidates: int) -> Callable[[], object]:
+    """Verdicts on sampled drafts."""
+    candidates = NUM_SEATS, num_drafts, num_candidates
+    filters = RowFilters(floats(NUM_ROWS), floats(NUM_ROWS), empty(NUM_ROWS, dtype=torch.float64))
+    drafted = Drafted(
+        token_ids=ids(*candidates[:2]),
+        candidate_ids=ids(*candidates),
+        candidate_probs=floats(*candidates),
+        chances=floats(*candidates[:2]),
+        lengths=ids(NUM_SEATS),
+        positions=ids(NUM_SEATS),
+        row_index=ids(NUM_SEATS, num_drafts + 1),
+    )
+    return lambda: GpuSampler().reject(floats(NUM_ROWS, vocab_size), sampling_of(NUM_SEATS), filters, drafted)
+
+
+def sampled_cases() -> dict[str, Callable[[], object]]:
+    """What is done with the logits of sampled requests; with one of a thing, Triton compiles it in."""
+    sampler, rows, requests = GpuSampler(), sampling_of(NUM_ROWS), sampling_of(NUM_SEATS)
+    logits, few = floats(NUM_ROWS, 262_144), floats(NUM_ROWS, 512)
+    filters = RowFilters(floats(NUM_ROWS), floats(NUM_ROWS), empty(NUM_ROWS, dtype=torch.float64))
+    candidates = ids(NUM_SEATS, 256), floats(NUM_SEATS, 256), requests, ids(NUM_SEATS)
+    return {
+        "filters": lambda: sampler.filters(logits, rows),
+        "filters of few": lambda: sampler.filters(few, rows),
+        "choose": lambda: sampler.choose(logits, rows, filters, ids(NUM_ROWS)),
+        "choose from few": lambda: sampler.choose(few, rows, filters, ids(NUM_ROWS)),
+        "reject": rejection(262_144, 7, 256),
+        "reject one": rejection(512, 1, 1),
+        "reject none": rejection(512, 0, 1),
+        **{f"draw {slot}": (lambda slot=slot: sampler.draw(*candidates, slot)) for slot in (0, 1, 3)},
+    }
+
+
 def products_of(architecture: int) -> Products:
     """As such a GPU cuts them up."""
     products = Products(torch.device("meta"))
@@ -152,4 +196,5 @@ def cases_for(architecture: int) -> dict[str, Callable[[], object]]:
         "finish_heads of a context": finish_context("draft"),
         "finish_heads fresh": finish_heads("draft", cache=None, seats=None),
         **product_cases(architecture),
+        **sampled_cases(),
     }

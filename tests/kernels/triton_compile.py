@@ -22,6 +22,7 @@ import torch
 POINTER_TYPES = {
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
+    torch.float64: "*fp64",
     torch.int8: "*i8",
     torch.uint8: "*u8",
     torch.int32: "*i32",

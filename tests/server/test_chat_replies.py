@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.backends.scripted import byte_tokenizer
-from outrider.core import Chunk
+from outrider.core import Chunk, TokenLogprobs
 from outrider.server.chat import GEMMA4
 from outrider.server.chat_replies import ChatChoice, ThoughtCounter
 from outrider.server.messages import Tool
@@ -65,6 +65,16 @@ def test_thoughts_are_counted_by_their_markers() -> None:
     assert count("x<|channel>thought\n<channel|>", (98, 260, 100)) == 1
     assert count("x<|channel>thought\n<channel|>", (98, 100), thinking=False) == 0
     assert count("<|channel>old<turn|>new", (98, 100)) == 0
+
+
+def test_tokens_are_spelled_as_ids_on_request_and_their_bytes_stay() -> None:
+    parser = ChatParser(GEMMA4, (), enable_thinking=False, prompt="")
+    thoughts = ThoughtCounter(TOKENIZER, "", enable_thinking=False)
+    choice = ChatChoice(0, TOKENIZER, Tally(4), parser, thoughts, wants_logprobs=True, shows_ids=True)
+    choice.push(Chunk(0, "a", (97,), 0, "stop", logprobs=(TokenLogprobs(97, -0.5, ((98, -1.0),)),)))
+    (entry,) = choice.whole()["logprobs"]["content"]
+    assert (entry["token"], entry["bytes"]) == ("token_id:97", [97])
+    assert entry["top_logprobs"] == [{"token": "token_id:98", "logprob": -1.0, "bytes": [98]}]
 
 
 def test_a_message_without_text_is_an_empty_string_and_with_calls_null() -> None:

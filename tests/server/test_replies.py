@@ -76,6 +76,14 @@ def test_logprobs_come_though_no_text_does() -> None:
     assert pieces[0]["logprobs"]["top_logprobs"] == [{"a": -1.0, "<0xF0>": -0.5}]
 
 
+def test_tokens_are_spelled_as_ids_on_request() -> None:
+    choice = CompletionChoice(0, TOKENIZER, Tally(3), wants_logprobs=True, shows_ids=True)
+    logprobs = choice.push(Chunk(0, "a", (97,), 0, logprobs=(TokenLogprobs(97, -0.5, ((98, -1.0),)),)))[0]["logprobs"]
+    assert logprobs["tokens"] == ["token_id:97"]
+    assert logprobs["top_logprobs"] == [{"token_id:98": -1.0, "token_id:97": -0.5}]
+    assert choice.whole()["text"] == "a"
+
+
 def test_statistics_are_those_of_one_answer() -> None:
     choices = [CompletionChoice(i, TOKENIZER, Tally(3, acceptance=STATS), wants_logprobs=False) for i in range(2)]
     one = Envelope("text_completion", "m", choices[:1], 1, 4)

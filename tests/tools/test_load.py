@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.load import MAX_TOKENS, PROMPTS, check_outcomes, count_unended, growth_of, make_jobs, run_jobs
+from tools.load import MAX_TOKENS, PROMPTS, check_outcomes, count_unended, make_jobs, run_jobs
 from tools.load_server import Job, Outcome
 
 TOKENS = {prompt: tuple(f" {i}" for i in range(first, first + MAX_TOKENS)) for first, prompt in enumerate(PROMPTS)}
@@ -58,13 +58,6 @@ def test_a_character_may_be_cut_off_at_the_end() -> None:
     alone = {PROMPTS[0]: Outcome("length", ("a", "<0xC3>", "<0xA9>"), "aé")}
     found = Outcome("length", ("a", "<0xC3>"), "a\ufffd")
     assert check_outcomes([Job(0, "good", PROMPTS[0], 2)], {0: [found]}, alone) == NO_FAULTS
-
-
-def test_growth_is_a_trend() -> None:
-    assert growth_of([100.0, 101.0, 102.0]) == pytest.approx(0.02)
-    spikes = [100.0, 105.0] * 50
-    assert abs(growth_of([*spikes, 105.0])) < 0.01
-    assert growth_of([100.0 + i / 10 + 5 * (i % 2) for i in range(101)]) == pytest.approx(0.1, rel=0.1)
 
 
 def test_ends_that_the_server_counts_otherwise_are_noticed() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from outrider.engine.cache_plan import CachePlan
 from outrider.engine.engine import EngineConfig
-from outrider.engine.graphs import bucket_of
+from outrider.engine.graphs import MAX_LOGITS_BYTES, bucket_of
 from outrider.engine.proposer import MAX_CANDIDATES
 from outrider.kernels.attention_sizes import AttentionShape, scratch_bytes
 from outrider.kernels.matmul_sizes import MAX_GATED_ROWS, Limits, best_bytes, partials_bytes
@@ -27,6 +27,7 @@ SEGMENT_BYTES = 64 << 20
 """Of a pool of graphs: the allocator takes memory in pieces of 2 and 20 MiB, and their ends stay unused."""
 LIBRARY_BYTES = 96 << 20
 """Where torch's own products are used: what the library asks for, 32 MiB on each stream and in the pool of graphs."""
+SAMPLER_BYTES = 64 << 10  # a row, at most: parts of searches, sums and choices
 LOGIT_COPIES = 3  # of a draft whose logits are stored: the product, and what scaling, capping and sorting make of it
 
 Combine = Callable[[Iterable[int]], int]
@@ -99,9 +100,10 @@ def pass_parts(
     limits: Limits,
     has_low_bits: bool = False,
 ) -> dict[str, int]:
-    """Bytes of "a pass", the largest that is launched eagerly, and of the "graphs" of greedy cycles: their pool.
+    """Bytes of "a pass", the largest that is launched eagerly, and of the "graphs" of cycles: their pool.
 
-    Logits of sampled requests are not among them. `has_low_bits` says that the drafter's matrices are quantised.
+    Logits of sampled requests are among the second, not among the first. `has_low_bits` says that the drafter's
+    matrices are quantised.
     """
     passes = _Passes(target, drafter, config, caches, limits, has_low_bits=has_low_bits)
     seats, longest = config.max_seats, drafter.max_draft_length if drafter else 0
@@ -115,7 +117,8 @@ def pass_parts(
     if not config.cuda_graphs:
         return {"a pass": largest, "graphs": 0}
     # What is captured first leaves room for what is smaller, but not for a longer draft that is captured later.
-    return {"a pass": largest, "graphs": SEGMENT_BYTES + sum(passes.cycle_bytes(*cycle, sum) for cycle in cycles)}
+    graphs = sum(passes.cycle_bytes(*cycle, sum, are_sampled=True) for cycle in cycles)
+    return {"a pass": largest, "graphs": SEGMENT_BYTES + graphs}
 
 
 class _Passes:
@@ -157,9 +160,16 @@ class _Passes:
         rows = max(seats, min(seats * (draft_length + 1), self.config.row_budget))
         return self.config.rows_per_pass or bucket_of(rows)
 
-    def cycle_bytes(self, num_rows: int, num_requests: int, draft_length: int, combine: Combine) -> int:
-        """Of the larger half of a cycle, or of both."""
-        return combine([self.target_bytes(num_rows, combine), self.draft_bytes(num_requests, draft_length, combine)])
+    def cycle_bytes(
+        self, num_rows: int, num_requests: int, draft_length: int, combine: Combine, *, are_sampled: bool = False
+    ) -> int:
+        """Of the larger half of a cycle, or of both; with the logits that sampled requests need, or without."""
+        logits = 0
+        if are_sampled:
+            row_bytes = FLOAT32 * self.target.vocab_size
+            logits = SAMPLER_BYTES * num_rows + min(row_bytes * num_rows, MAX_LOGITS_BYTES)
+        drafting = self.draft_bytes(num_requests, draft_length, combine, are_sampled=are_sampled)
+        return combine([self.target_bytes(num_rows, combine) + logits, drafting])
 
     def target_bytes(self, num_rows: int, combine: Combine) -> int:
         """A pass of the target over so many rows, with what is decided and committed after it."""
@@ -202,7 +212,7 @@ class _Passes:
             *(BF16 * num_rows * each + partials_bytes(num_rows, each, size) for each in sizes),
         )
 
-    def draft_bytes(self, num_requests: int, draft_length: int, combine: Combine) -> int:
+    def draft_bytes(self, num_requests: int, draft_length: int, combine: Combine, *, are_sampled: bool = False) -> int:
         """A block pass with so many drafts for each request, and the choice of them."""
         model, drafter = self.drafter_model, self.drafter
         if model is None or drafter is None or not draft_length:
@@ -216,13 +226,13 @@ class _Passes:
             )
             for spec in model.kinds()
         ]
-        head = 4 * row + best_bytes(num_rows, drafter.draft_vocab_size) + self._draft_logits_bytes(drafter, num_rows)
+        head = 4 * row + best_bytes(num_rows, drafter.draft_vocab_size)
+        if are_sampled or drafter.markov or drafter.confidence or drafter.output_multiplier != 1.0:
+            head += self._draft_logits_bytes(drafter, num_rows)
         return num_rows * INDEX_BYTES + SMALL_BYTES + combine([*layers, head])
 
     def _draft_logits_bytes(self, drafter: DrafterConfig, num_rows: int) -> int:
         """Logits of all slots with the candidates of each, where the best id of each is not enough."""
-        if drafter.markov is None and drafter.confidence is None and drafter.output_multiplier == 1.0:
-            return 0
         rank = drafter.markov.rank if drafter.markov else 0
         candidates = num_rows * MAX_CANDIDATES * (12 + 3 * FLOAT32 * rank)
         return LOGIT_COPIES * FLOAT32 * num_rows * drafter.draft_vocab_size + candidates

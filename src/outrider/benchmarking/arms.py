@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from outrider.backends.base import Backend
 from outrider.benchmarking.client import ChatRequest, Sample, ServerClient
 from outrider.benchmarking.counters import CounterReset, Counters
+from outrider.benchmarking.request_sets import Item
 from outrider.benchmarking.soak import settled_metrics
 from outrider.core import AcceptanceStats, SamplingParams
 from outrider.errors import ConfigError, EngineFault, OutriderError
@@ -48,7 +49,22 @@ class Asking:
     ignore_eos: bool = True
     """Answers of one length; servers that do not know the field end where they end."""
     is_chat: bool = False
-    """Servers get each prompt as a user's message instead of as text to continue."""
+    """Each prompt is sent as a user's message instead of as text to continue; chats are chats anyway."""
+
+    def as_asked(self, item: Item) -> Item:
+        """The item in that form."""
+        if item.prompt is None or not self.is_chat:
+            return item
+        return replace(item, prompt=None, messages=({"role": "user", "content": item.prompt},))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendering:
+    """A chat as text, and what ends an answer to it where it is not to run on."""
+
+    text: str
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
 
 
 def parse_arm(text: str) -> ArmSpec:
@@ -118,10 +134,10 @@ class ServerArm:
             return {}
         return {"drafting": any(each.get("num_draft_tokens", 0) > 0 for each in told)}
 
-    def measure(self, prompt: str) -> Sample:
+    def measure(self, item: Item) -> Sample:
         """Ask once; what drafting brought is the server's counters' word where the answer says nothing of it."""
         before = self._counters()
-        sample = self._client.complete(self._request(prompt, max_tokens=self._asking.max_tokens))
+        sample = self._client.complete(self._request(item, max_tokens=item.max_tokens or self._asking.max_tokens))
         if before is None or sample.acceptance is not None or sample.error is not None:
             return sample
         after = self._counters()
@@ -135,20 +151,24 @@ class ServerArm:
         except EngineFault:
             return None
 
-    def _request(self, prompt: str, *, max_tokens: int) -> ChatRequest:
+    def _request(self, item: Item, *, max_tokens: int) -> ChatRequest:
         asking, fields = self._asking, dict(self._spec.fields)
         if asking.ignore_eos:
             fields = {"ignore_eos": True, **fields}
-        text: dict[str, Any] = {"prompt": prompt}
-        if asking.is_chat:
-            text = {"messages": ({"role": "user", "content": prompt},)}
+        asked = asking.as_asked(item)
         return ChatRequest(
-            max_tokens=max_tokens, temperature=asking.temperature, seed=asking.seed, extra=fields, **text
+            messages=asked.messages,
+            prompt=asked.prompt,
+            tools=asked.tools,
+            max_tokens=max_tokens,
+            temperature=asking.temperature,
+            seed=asking.seed,
+            extra=fields,
         )
 
-    def count_prompt_tokens(self, prompt: str) -> int:
+    def count_prompt_tokens(self, item: Item) -> int:
         """Tokens of a prompt as the server reads it, template included, by the usage of a short answer."""
-        sample = self._client.complete(self._request(prompt, max_tokens=1))
+        sample = self._client.complete(self._request(item, max_tokens=1))
         if sample.num_prompt_tokens is None:
             raise EngineFault(f"{self.name} does not count a prompt: {sample.error or 'its usage is missing'}.")
         return sample.num_prompt_tokens
@@ -176,7 +196,10 @@ class LocalArm:
         target: str,
         drafter: str | None,
         kernels: str,
+        render: Callable[[Item], Rendering],
     ) -> None:
+        """`render` makes text of a chat, as a server would."""
+        self._render = render
         self.name, self._spec, self._backend, self._asking = spec.name, spec, backend, asking
         self._about = {"target": target, "drafter": drafter, "kernels": kernels}
         self._params = SamplingParams(
@@ -197,15 +220,17 @@ class LocalArm:
         """Drafting, as the cycles were."""
         return {"drafting": any(sample.acceptance for sample in samples)}
 
-    def measure(self, prompt: str) -> Sample:
+    def measure(self, item: Item) -> Sample:
         """Stream one answer; what the backend raises about it is its error."""
+        rendered = self._rendered(item)
+        params = self._params_for(item, rendered)
         started_s = time.perf_counter()
         times_s: list[float] = []
         token_ids: list[int] = []
         text, finish_reason, error = "", None, None
         stats = AcceptanceStats()
         try:
-            for chunk in self._backend.stream(prompt, self._params):
+            for chunk in self._backend.stream(rendered.text, params):
                 times_s.append(time.perf_counter())
                 token_ids += chunk.token_ids
                 text, finish_reason = text + chunk.text, chunk.finish_reason
@@ -220,7 +245,7 @@ class LocalArm:
             ttft_s=times_s[0] - started_s if times_s else None,
             chunk_gaps_s=tuple(later - earlier for earlier, later in pairwise(times_s)),
             e2e_s=(times_s[-1] if times_s else time.perf_counter()) - started_s,
-            num_prompt_tokens=self.count_prompt_tokens(prompt),
+            num_prompt_tokens=len(self._backend.encode(rendered.text)),
             num_output_tokens=len(token_ids),
             num_chunks=len(times_s),
             text=text,
@@ -231,9 +256,19 @@ class LocalArm:
             acceptance=_acceptance(stats),
         )
 
-    def count_prompt_tokens(self, prompt: str) -> int:
-        """Tokens of a prompt as the backend reads it."""
-        return len(self._backend.encode(prompt))
+    def _params_for(self, item: Item, rendered: Rendering) -> SamplingParams:
+        params = replace(self._params, max_tokens=item.max_tokens or self._params.max_tokens)
+        if params.ignore_eos:
+            return params
+        return replace(params, stop_strings=rendered.stop_strings, stop_token_ids=rendered.stop_token_ids)
+
+    def _rendered(self, item: Item) -> Rendering:
+        asked = self._asking.as_asked(item)
+        return Rendering(text=asked.prompt) if asked.prompt is not None else self._render(asked)
+
+    def count_prompt_tokens(self, item: Item) -> int:
+        """Tokens of a prompt as the backend reads it; RequestError for a chat that the target's template cannot say."""
+        return len(self._backend.encode(self._rendered(item).text))
 
     def describe(self) -> dict[str, Any]:
         """For a record."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from outrider.benchmarking.answer_quality import quality_flag
 from outrider.benchmarking.client import Sample
+from outrider.benchmarking.request_sets import Item
 
 AGAIN = "again"
 """What follows the first arm's name where it runs a second time, against itself."""
@@ -35,11 +36,11 @@ class Arm(Protocol):
         """The same settings as the answers show them to have been; what they do not show is not there."""
         ...
 
-    def count_prompt_tokens(self, prompt: str) -> int:
+    def count_prompt_tokens(self, item: Item) -> int:
         """Tokens of a prompt as it is read there, template included."""
         ...
 
-    def measure(self, prompt: str) -> Sample:
+    def measure(self, item: Item) -> Sample:
         """One answer, timed; a failure is in the sample, not raised."""
         ...
 
@@ -102,7 +103,7 @@ def plan_turns(*, num_arms: int, num_prompts: int, num_rounds: int, seed: int = 
 
 def run_arms(
     arms: Sequence[Arm],
-    prompts: Sequence[str],
+    items: Sequence[Item],
     *,
     num_rounds: int,
     num_warmup_rounds: int = 1,
@@ -111,15 +112,15 @@ def run_arms(
 ) -> list[Row]:
     """Rows of all rounds; those of `num_warmup_rounds` more before them are discarded. `on_turn` hears each begin."""
     report = on_turn or (lambda _message: None)
-    sizes = {"num_arms": len(arms), "num_prompts": len(prompts)}
+    sizes = {"num_arms": len(arms), "num_prompts": len(items)}
     for turn in plan_turns(**sizes, num_rounds=num_warmup_rounds, seed=seed):
         report(f"warm-up ({arms[turn.arm_index].name})")
-        arms[turn.arm_index].measure(prompts[turn.prompt_index])
+        arms[turn.arm_index].measure(items[turn.prompt_index])
     rows = []
     for turn in plan_turns(**sizes, num_rounds=num_rounds, seed=seed):
         arm = arms[turn.arm_index]
         report(f"round {turn.round_index + 1} ({arm.name})")
-        sample = arm.measure(prompts[turn.prompt_index])
+        sample = arm.measure(items[turn.prompt_index])
         rows.append(
             Row(
                 arm=arm.name,

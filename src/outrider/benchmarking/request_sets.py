@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from outrider.benchmarking.padding import log_entries
+from outrider.benchmarking.prompt_length import log_entries
 from outrider.benchmarking.workloads import WORKLOADS, Workload
 from outrider.errors import ConfigError
 

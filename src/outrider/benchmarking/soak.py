@@ -308,9 +308,10 @@ def _warnings(turns: Sequence[SoakTurn], ttft_ratio: float | None) -> list[str]:
         found.append("memory was not judged: the server exports no figure; on this machine, name --server-pid")
     if all(turn.num_drafts is None for turn in turns):
         found.append("the server says nothing of its drafts, so causes of slow decoding are unknown")
+    answered = [turn for turn in turns if turn.error is None]
     if (
-        turns
-        and all(not turn.num_draft_tokens for turn in turns)
+        answered
+        and not any(turn.num_draft_tokens for turn in turns)
         and any(turn.num_drafts is not None for turn in turns)
     ):
         found.append("nothing was drafted in the whole run")

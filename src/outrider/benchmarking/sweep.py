@@ -17,7 +17,7 @@ import numpy as np
 
 from outrider.benchmarking.client import ChatRequest
 from outrider.benchmarking.integrity import examine
-from outrider.benchmarking.padding import pad_to
+from outrider.benchmarking.prompt_length import pad_to
 from outrider.benchmarking.record import make_record
 from outrider.benchmarking.request_sets import Item, RequestSet
 from outrider.benchmarking.run_summary import row_of, summarize

@@ -7,13 +7,13 @@ where that failed; the others are tried all the same, so that one run shows all 
 from __future__ import annotations
 
 import json
-import re
 import time
-from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from outrider.benchmarking import greedy
+from outrider.benchmarking.answer_quality import MARKUP, text_faults
 from outrider.benchmarking.client import ChatRequest, Sample, ServerClient
 from outrider.benchmarking.counters import Counters
 from outrider.benchmarking.sessions import made_up_log
@@ -29,26 +29,20 @@ RUNGS = (
     "streaming tools",
     "quality",
     "acceptance",
+    "greedy",
     "needle",
 )
 _NEEDS = {
     "basic": "reachable",
-    "streaming": "basic",
+    "streaming": "reachable",
     "tools": "basic",
     "streaming tools": "tools",
     "quality": "streaming",
     "acceptance": "quality",
+    "greedy": "reachable",
     "needle": "streaming",
 }
 MIN_CHUNKS, MIN_CHARACTERS = 5, 20
-MAX_SAME_LINES = 5
-"""The same line so often in a row is a loop."""
-VARIETY_WORDS, MIN_VARIETY = 200, 0.3
-"""Different words of the first so many, as a share: below, a text goes round in circles."""
-MAX_PHRASE_SHARE = 0.2
-PHRASE_WORDS = 8
-"""Most of a text may not be one run of so many words."""
-MARKUP = ("<|tool_call", "<tool_call", "<|channel", "<channel|", "<|turn", "<turn|", "<start_of_turn>", "<end_of_turn>")
 _WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -68,6 +62,10 @@ class LadderConfig:
     essay_tokens: int = 2000
     min_acceptance_length: float = 2.0
     """Tokens a cycle is worth on the essay, at least; 0 for a server without a drafter."""
+    greedy_tokens: int = 128
+    """Of each text that is written with and without drafting."""
+    tie_tolerance: float | None = None
+    """The largest gap of two log-probabilities that rounding explains; measured if left out."""
     needle_tokens: tuple[int, ...] = (10_000, 30_000)
     skipped: tuple[str, ...] = ()
     salt: str = "0"
@@ -78,8 +76,10 @@ class LadderConfig:
         unknown = set(self.skipped) - set(RUNGS)
         if unknown:
             raise ConfigError(f"--skip {sorted(unknown)[0]!r} is no rung. Choose from {', '.join(RUNGS)}.")
-        if self.essay_tokens < 1 or any(size < 500 for size in self.needle_tokens):
-            raise ConfigError("an essay has at least 1 token and a haystack 500. Give larger numbers.")
+        if min(self.essay_tokens, self.greedy_tokens) < 1 or any(size < 500 for size in self.needle_tokens):
+            raise ConfigError("a text has at least 1 token and a haystack 500. Give larger numbers.")
+        if self.tie_tolerance is not None and not self.tie_tolerance >= 0:
+            raise ConfigError(f"--tie-tolerance {self.tie_tolerance} is below 0. Give 0 for a server that is exact.")
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,8 @@ class Rung:
     advice: str | None = None
     """What to do, for one that failed."""
     seconds: float = 0.0
+    flips: dict[str, Any] | None = None
+    """Of 'greedy': how many positions were compared, ties, faults, and their rate."""
 
 
 @dataclass
@@ -100,6 +102,8 @@ class _Climb:
 
     client: ServerClient
     config: LadderConfig
+    plain_client: ServerClient | None
+    flips: dict[str, Any] | None = None
     essay: Sample | None = None
     essay_counters: Counters = field(default_factory=Counters)
 
@@ -122,10 +126,14 @@ class _SkippedError(Exception):
 
 
 def climb(
-    client: ServerClient, config: LadderConfig | None = None, *, progress: Callable[[str], None] = lambda _: None
+    client: ServerClient,
+    config: LadderConfig | None = None,
+    *,
+    plain_client: ServerClient | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> list[Rung]:
-    """Try all rungs in order."""
-    shared = _Climb(client, config or LadderConfig())
+    """Try all rungs in order; `plain_client` is of a server without drafter, where drafting cannot be left out."""
+    shared = _Climb(client, config or LadderConfig(), plain_client)
     rungs = list[Rung]()
     for name in RUNGS:
         progress(name)
@@ -154,6 +162,7 @@ def _try(name: str, shared: _Climb) -> Rung:
         "streaming tools": _streaming_tools,
         "quality": _quality,
         "acceptance": _acceptance,
+        "greedy": _greedy,
         "needle": _needle,
     }
     try:
@@ -164,7 +173,8 @@ def _try(name: str, shared: _Climb) -> Rung:
         status, reason, advice = "skip", str(error), None
     except EngineFault as error:
         status, reason, advice = "fail", str(error), "Start the server, or give its address."
-    return Rung(name, status, reason, advice, time.monotonic() - began_s)  # type: ignore[arg-type]
+    flips = shared.flips if name == "greedy" else None
+    return Rung(name, status, reason, advice, time.monotonic() - began_s, flips)  # type: ignore[arg-type]
 
 
 def _reachable(shared: _Climb) -> str:
@@ -181,7 +191,10 @@ def _basic(shared: _Climb) -> str:
     message = _whole(shared.client, request)["message"]
     text = message.get("content") or ""
     if "paris" not in text.lower():
-        advice = "Check the chat template, the weights and their quantisation: a sound model knows this."
+        advice = (
+            "Check the chat template, the weights and their quantisation: a model that was taught to chat knows this. "
+            "For one that was not, such as the embedded default, --skip basic."
+        )
         raise _FailedError(f"the capital of France came out as {text[:80]!r}", advice)
     return "the capital of France is Paris"
 
@@ -265,26 +278,6 @@ def _read_essay(shared: _Climb) -> Sample:
     return shared.essay
 
 
-def text_faults(text: str) -> list[str]:
-    """What a broken model or cache does to long text: nothing at all, markup, one line or phrase again and again."""
-    words = re.findall(r"\w+", text.lower())
-    if not words:
-        return ["the text is empty"]
-    faults = [f"markup in prose: {mark!r}" for mark in MARKUP if mark in text]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if any(len(set(lines[at : at + MAX_SAME_LINES])) == 1 for at in range(len(lines) - MAX_SAME_LINES + 1)):
-        faults.append(f"one line stands {MAX_SAME_LINES} times in a row")
-    first = words[:VARIETY_WORDS]
-    variety = len(set(first)) / len(first)
-    if len(first) >= VARIETY_WORDS / 4 and variety < MIN_VARIETY:
-        faults.append(f"only {100 * variety:.0f} % of the first {len(first)} words are different ones")
-    phrases = Counter(tuple(words[at : at + PHRASE_WORDS]) for at in range(len(words) - PHRASE_WORDS + 1))
-    phrase, count = phrases.most_common(1)[0] if phrases else ((), 0)
-    if count > 2 and count * PHRASE_WORDS > MAX_PHRASE_SHARE * len(words):
-        faults.append(f"the phrase {' '.join(phrase)!r} stands there {count} times")
-    return faults
-
-
 def _acceptance(shared: _Climb) -> str:
     """The answer's own figures where it has them, else the counters' change around it."""
     floor = shared.config.min_acceptance_length
@@ -302,6 +295,28 @@ def _acceptance(shared: _Climb) -> str:
         advice = "Check that the drafter was made for this target and that both see the same embeddings and context."
         raise _FailedError(f"a cycle is worth {length:.2f} tokens, less than {floor:g}", advice)
     return f"a cycle is worth {length:.2f} tokens"
+
+
+def _greedy(shared: _Climb) -> str:
+    """Whether drafting changes greedy text, and whether rounding explains it (T-002)."""
+    config, plain = shared.config, shared.plain_client
+    fields: dict[str, Any] = {}
+    if plain is None:
+        if shared.client.server_kind() != "outrider":
+            raise _SkippedError(
+                "it cannot leave drafting out of one request; name a server without drafter with --plain-url"
+            )
+        plain, fields = shared.client, {"speculative": {"enabled": False}}
+    texts = greedy.read_greedy(plain, greedy.PROMPTS, max_tokens=config.greedy_tokens, fields=fields)
+    drafted = greedy.read_greedy(shared.client, greedy.PROMPTS, max_tokens=config.greedy_tokens)
+    if not all(text and all(len(scored.top) >= 2 for scored in text) for text in [*texts, *drafted]):
+        raise _SkippedError("the server gives no log-probabilities, so texts that differ could not be judged")
+    found = greedy.compare_greedy(texts, drafted, tolerance=config.tie_tolerance)
+    shared.flips = {**found.count.as_dict(), "shift": found.shift, "tolerance": found.tolerance}
+    if found.fault is not None:
+        advice = "Drafting changes the text: compare one row with several, and look for rejected rows in the caches."
+        raise _FailedError(found.fault, advice)
+    return str(found)
 
 
 def _needle(shared: _Climb) -> str:

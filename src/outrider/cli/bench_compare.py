@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from outrider.benchmarking.workloads import WORKLOADS, Workload
 from outrider.cli import options
+from outrider.cli.bench_run import WorkloadText
 from outrider.cli.output import emit_json, progress_bar, progress_line, show, writable
 from outrider.errors import ConfigError, LocateError
 
 if TYPE_CHECKING:
     from outrider.backends.local import LLM
-    from outrider.benchmarking.arms import ArmSpec, Asking
+    from outrider.benchmarking.arms import ArmSpec, Asking, Rendering
     from outrider.benchmarking.compare import Arm
+    from outrider.benchmarking.request_sets import Item, RequestSet
 
 DEFAULT_ARMS = ("plain=local:plain", "drafter=local:drafter")
 METHODS = ("t", "bca")
+MIN_PROMPTS = 2  # an interval takes two pairs
 
 
 def compare(
@@ -36,7 +38,7 @@ def compare(
     aa: Annotated[
         bool, typer.Option("--aa", help="Run the first arm against itself as well: that is the noise floor.")
     ] = False,
-    workload: Annotated[str, typer.Option(help=f"Prompts: {', '.join(WORKLOADS)}.")] = "demo",
+    workload: WorkloadText = "demo",
     prompts: Annotated[int | None, typer.Option(help="How many of them; all if left out.")] = None,
     prompt_tokens: Annotated[
         int | None,
@@ -55,7 +57,7 @@ def compare(
     stop_at_eos: Annotated[
         bool, typer.Option("--stop-at-eos", help="Let answers end where they end, instead of at --max-tokens.")
     ] = False,
-    chat: Annotated[bool, typer.Option("--chat", help="Send servers each prompt as a user's message.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Send each prompt as a user's message.")] = False,
     model: Annotated[str | None, typer.Option(help="What servers call it; the first they name if left out.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OUTRIDER_API_KEY", help="Sent to servers.")] = None,
     timeout_s: Annotated[float, typer.Option(help="Seconds that one answer of a server may take.")] = 600.0,
@@ -106,45 +108,52 @@ def compare(
         described = [each.describe() for each in made]  # a server that does not answer is found before time is spent
         if prompt_tokens is not None:
             chosen = _sized(chosen, made[0], prompt_tokens, max_tokens, context_length if backends else None)
-        num_turns = measurement.num_turns(num_arms=len(made), num_prompts=len(chosen.prompts), **sizes)
+        num_turns = measurement.num_turns(num_arms=len(made), num_prompts=len(chosen.items), **sizes)
         with progress_bar(num_turns) as report:
-            rows = measurement.run_arms(made, chosen.prompts, **sizes, seed=seed, on_turn=report)
+            rows = measurement.run_arms(made, chosen.items, **sizes, seed=seed, on_turn=report)
         found = compare_arms(rows, made, is_greedy=temperature == 0, judging=judging)
     summaries = [{**each, "num_warmup_rounds": warm_up_rounds} for each in found]
     summary = summaries[0] if len(summaries) == 1 else summaries
     if record is not None:
         raw = [row.as_dict() for row in rows]
-        write_record(make_record("compare", workload=chosen, arms=described, rows=raw, summary=summary), record)
+        write_record(
+            make_record("compare", workload=chosen.workload, arms=described, rows=raw, summary=summary), record
+        )
     best = best_arm(summaries)
     emit_json({"arms": described, "summary": summary, "best_arm": best}) if as_json else _show(summaries, best)
     if any(each["faults"] for each in summaries):
         raise typer.Exit(1)
 
 
-def _chosen(name: str, num_prompts: int | None) -> Workload:
-    """The workload, or as many of its prompts as were asked for."""
-    if name not in WORKLOADS:
-        raise ConfigError(f"--workload {name!r} is not known; choose one of {', '.join(WORKLOADS)}.")
-    workload = WORKLOADS[name]
-    if num_prompts is None:
-        return workload
-    if not 2 <= num_prompts <= len(workload.prompts):
-        most = len(workload.prompts)
-        raise ConfigError(f"--prompts {num_prompts}, but {name} has {most} and pairs take two. Give from 2 to {most}.")
-    return Workload(name, workload.prompts[:num_prompts])
+def _chosen(name: str, num_prompts: int | None) -> RequestSet:
+    """The request set, or as many of its items as were asked for."""
+    from outrider.benchmarking.request_sets import RequestSet, load_request_set
+
+    found = load_request_set(name)
+    most = len(found.items)
+    if num_prompts is None and most >= MIN_PROMPTS:
+        return found
+    if num_prompts is None or not MIN_PROMPTS <= num_prompts <= most:
+        given = "" if num_prompts is None else f"--prompts {num_prompts}, but "
+        raise ConfigError(
+            f"{given}{name} has {most} and an interval takes {MIN_PROMPTS}. Give from {MIN_PROMPTS} to {most}, or "
+            "another --workload."
+        )
+    return RequestSet(found.name, found.items[:num_prompts])
 
 
-def _sized(workload: Workload, arm: Arm, num_tokens: int, max_tokens: int, context_length: int | None) -> Workload:
-    from outrider.benchmarking.prompt_length import sized_prompts
+def _sized(chosen: RequestSet, arm: Arm, num_tokens: int, max_tokens: int, context_length: int | None) -> RequestSet:
+    from outrider.benchmarking.prompt_length import sized_items
+    from outrider.benchmarking.request_sets import RequestSet
 
-    prompts = sized_prompts(
-        workload.prompts,
+    items = sized_items(
+        chosen.items,
         num_tokens=num_tokens,
         max_tokens=max_tokens,
         count=arm.count_prompt_tokens,
         context_length=context_length,
     )
-    return Workload(f"{workload.name}, {num_tokens} tokens", prompts)
+    return RequestSet(f"{chosen.name}, {num_tokens} tokens", items)
 
 
 def _check(*, rounds: int, warm_up_rounds: int, max_tokens: int, claim: float, confidence: float) -> None:
@@ -211,7 +220,34 @@ def _make_arm(
         stack.callback(client.close)
         return ServerArm(spec, client, asking)
     llm = backends[spec.local_kind]
-    return LocalArm(spec, llm, asking, target=target, drafter=llm.drafter_name, kernels=llm.kernels_name)
+    return LocalArm(
+        spec,
+        llm,
+        asking,
+        target=target,
+        drafter=llm.drafter_name,
+        kernels=llm.kernels_name,
+        render=_chat_renderer(llm, target),
+    )
+
+
+def _chat_renderer(llm: LLM, target: str) -> Callable[[Item], Rendering]:
+    """Chats to text as `serve` would write them, without thoughts."""
+    from outrider.benchmarking.arms import Rendering
+    from outrider.server.chat import find_template
+    from outrider.weights.locate import locate_target
+
+    directory = locate_target(target)
+    template = find_template(directory if directory.is_dir() else None, llm.tokenizer)
+
+    def render(item: Item) -> Rendering:
+        return Rendering(
+            text=template.render_chat(item.messages, item.tools or None, enable_thinking=False).text,
+            stop_strings=template.stop_strings,
+            stop_token_ids=template.stop_token_ids(llm.tokenizer),
+        )
+
+    return render
 
 
 def _show(summaries: Sequence[dict[str, Any]], best: str | None) -> None:

@@ -22,15 +22,12 @@ KEY_VARIABLE = "OUTRIDER_API_KEY"
 _CONDITION_COLUMNS = ("workload", "at a time", "prompt tokens", "temp.")
 
 Url = Annotated[str, typer.Argument(help="Of a server that speaks OpenAI's API, such as http://127.0.0.1:8000.")]
-WorkloadName = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--workload",
-        "-w",
-        help="narrative, code, chat, tools, math, languages or long-context; demo for base models; or a JSONL file in "
-        "OpenAI's (messages), ShareGPT's (conversations) or Spec-Bench's (turns) shape.",
-    ),
-]
+_WORKLOADS = (
+    "narrative, code, chat, tools, math, languages or long-context; demo for base models; or a JSONL file in "
+    "OpenAI's (messages), ShareGPT's (conversations) or Spec-Bench's (turns) shape."
+)
+WorkloadName = Annotated[list[str] | None, typer.Option("--workload", "-w", help=_WORKLOADS)]
+WorkloadText = Annotated[str, typer.Option("--workload", "-w", help=_WORKLOADS)]
 Model = Annotated[str | None, typer.Option(help="As the server names it; the first it serves if left out.")]
 ApiKey = Annotated[str | None, typer.Option(help=f"Bearer key; {KEY_VARIABLE} in the environment does the same.")]
 Requests = Annotated[int, typer.Option("--num-requests", help="Requests that count, of each run.")]
@@ -339,6 +336,8 @@ def _verdict(best: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     where = f"{best['workload']}, {best['concurrency']} at a time, temperature {best['temperature']:g}"
     tied = [row["num_speculative_tokens"] for row in rows if row["ratio_interval"] and row["ratio_interval"][1] >= 1]
     others = f"; not told apart from n = {', '.join(map(str, tied))}" if tied else ""
+    if any(row["faults"] for row in rows):
+        others += "; but runs were spoiled: see faults, and measure again"
     if best["drafter_loses"]:
         return f"{where}: the drafter loses here, n = 0 is fastest{others}"
     return f"{where}: n = {length} is fastest{others}"

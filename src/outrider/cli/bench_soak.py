@@ -76,6 +76,8 @@ def soak(
     first_error = next((row.error for row in rows if row.error is not None), None)
     if first_error is not None:
         progress_line(f"first error: {first_error}")
+    if not no_tools and all(row.error is not None for row in rows):
+        progress_line("no turn was answered; for a server that knows no tools: --no-tools")
     if summary["faults"]:
         raise typer.Exit(1)
 
@@ -119,6 +121,8 @@ def _show(summary: dict[str, Any], title: str) -> None:
 
 
 def _cycle_text(summary: dict[str, Any]) -> str:
+    if not summary["phases"]:
+        return "No turn was timed, so there are no phases"
     if summary["is_cycle"]:
         return f"A cycle of {summary['period']:g} turns"
     is_slow = any(phase["name"] == "degraded" for phase in summary["phases"])

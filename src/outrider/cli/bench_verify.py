@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -31,6 +31,14 @@ def verify(
     needle_tokens: Annotated[
         str, typer.Option(help="Prompt lengths to look for a needle in; cut to the server's context.")
     ] = "10000,30000",
+    greedy_tokens: Annotated[int, typer.Option(help="Of each text written with and without drafting.")] = 128,
+    tie_tolerance: Annotated[
+        float | None,
+        typer.Option(help="Gap of two log-probabilities that is a rounding tie; measured if left out, 0 allows none."),
+    ] = None,
+    plain_url: Annotated[
+        str | None, typer.Option(help="The same target without drafter, where a server cannot leave drafting out.")
+    ] = None,
     skip: Annotated[list[str] | None, typer.Option(help="A rung to leave out; may be given several times.")] = None,
     model: Model = None,
     api_key: ApiKey = None,
@@ -45,23 +53,26 @@ def verify(
     config = LadderConfig(
         essay_tokens=essay_tokens,
         min_acceptance_length=min_acceptance_length,
+        greedy_tokens=greedy_tokens,
+        tie_tolerance=tie_tolerance,
         needle_tokens=_sizes(needle_tokens),
         skipped=tuple(skip or ()),
         salt=secrets.token_hex(4),
     )
     new_file("--record", record)
+    settings: dict[str, Any] = {"api_key": api_key or os.environ.get(KEY_VARIABLE), "timeout_s": timeout_s}
     with (
-        closing(
-            ServerClient(url, model=model, api_key=api_key or os.environ.get(KEY_VARIABLE), timeout_s=timeout_s)
-        ) as client,
+        closing(ServerClient(url, model=model, **settings)) as client,
+        closing(ServerClient(plain_url, **settings)) if plain_url else nullcontext() as plain_client,
         progress_bar(len(RUNGS)) as report,
     ):
-        rows = [asdict(rung) for rung in climb(client, config, progress=report)]
+        rows = [asdict(rung) for rung in climb(client, config, plain_client=plain_client, progress=report)]
         arm = {"name": "server", "backend": "unknown", "target": None, "drafter": None, "settings": {"url": url}}
         if rows[0]["status"] == "pass":
             arm |= {"backend": client.server_kind(), "target": client.model}
+    flips = [row.pop("flips") for row in rows][RUNGS.index("greedy")]
     failed = [row["name"] for row in rows if row["status"] == "fail"]
-    summary = {"verdict": "fail" if failed else "pass", "failed": failed, "settings": asdict(config)}
+    summary = {"verdict": "fail" if failed else "pass", "failed": failed, "greedy": flips, "settings": asdict(config)}
     if record is not None:
         workload = Workload("verify", RUNGS)
         write_record(make_record("verify", workload=workload, arms=[arm], rows=rows, summary=summary), record)

@@ -64,7 +64,12 @@ class Adjustments:
 
 def asks_for_logits(params: SamplingParams, adjustments: Adjustments | None) -> bool:
     """True unless a request without a grammar takes the target's best token as it is and asks no more."""
-    return not params.is_greedy or adjustments is not None or params.logprobs is not None
+    return not params.is_greedy or asks_for_more(params, adjustments)
+
+
+def asks_for_more(params: SamplingParams, adjustments: Adjustments | None) -> bool:
+    """True where a request without a grammar asks for more than temperature and filters."""
+    return adjustments is not None or params.logprobs is not None
 
 
 def adjusted_rows(

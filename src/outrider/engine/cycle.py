@@ -11,11 +11,28 @@ from torch import Tensor
 
 from outrider.core import TokenLogprobs
 from outrider.engine.adjustments import adjusted_rows
-from outrider.engine.batch import Anchors, CycleBatch, pack_rows
+from outrider.engine.batch import Anchors, CycleBatch, PackedRows, pack_rows
 from outrider.engine.logprobs import raw_logprobs
 from outrider.engine.proposer import Proposer
-from outrider.engine.rejection import ACCEPTANCE_RULES, DraftBlock, Verdict, accept_matching, point_mass_block
-from outrider.engine.sampling import NoisePurpose, draw, filtered_probs, gumbel_noise, gumbel_noise_of, uniforms
+from outrider.engine.rejection import (
+    ACCEPTANCE_RULES,
+    DraftBlock,
+    Verdict,
+    accept_matching,
+    draft_chance,
+    point_mass_block,
+)
+from outrider.engine.sampling import (
+    draw,
+    filtered_probs,
+    gumbel_noise,
+    gumbel_noise_of,
+    sampling_numbers,
+    sampling_of,
+    uniforms,
+)
+from outrider.kernels.noise import NoisePurpose
+from outrider.kernels.sampler import Drafted, Sampler, Sampling
 from outrider.models.attention import LayerCaches
 from outrider.models.gemma import GemmaTarget
 
@@ -71,8 +88,8 @@ def run_cycle(
     else:
         draft = point_mass_block(batch.seats.new_empty(len(batch.seats), 0), target.dtype)
 
-    def judge(hidden: Tensor, row_index: Tensor) -> Judged:
-        return accept(batch, draft, target, hidden, row_index, acceptance=acceptance)
+    def judge(hidden: Tensor, packed: PackedRows) -> Judged:
+        return accept(batch, draft, target, hidden, packed.row_index, acceptance=acceptance)
 
     num_rows = max(batch.num_rows, rows_per_pass or 0)
     judged = verify(batch, draft.token_ids, judge, num_rows=num_rows, target=target, caches=caches, proposer=proposer)
@@ -82,7 +99,7 @@ def run_cycle(
 def verify(
     anchors: Anchors,
     draft_token_ids: Tensor,
-    judge: Callable[[Tensor, Tensor], Judged],
+    judge: Callable[[Tensor, PackedRows], Judged],
     *,
     num_rows: int,
     target: GemmaTarget,
@@ -91,13 +108,13 @@ def verify(
 ) -> Judged:
     """The target over anchors and drafts int64 [Q, K] in so many rows, a verdict on them, and what became text kept.
 
-    `judge` gets hidden states [R, N] and where a request's rows lie, int64 [Q, K + 1]. With a judge that is a function
-    of tensors (`accept_best`), this is one.
+    `judge` gets hidden states [R, N] and whose rows they are. With a judge that is a function of tensors
+    (`accept_best`, `accept_sampled`), this is one.
     """
     packed = pack_rows(anchors, draft_token_ids, num_rows=num_rows)
     output = target.forward(packed.rows, caches, tap_layers=proposer.tap_layers if proposer else ())
 
-    judged = judge(output.hidden, packed.row_index)
+    judged = judge(output.hidden, packed)
 
     if proposer is not None and output.taps is not None:
         became_text = packed.slots <= judged.verdict.num_accepted_tokens[packed.owners]
@@ -115,6 +132,22 @@ def accept_best(
     )
     is_finite = torch.isfinite(best_values[row_index]).all(dim=1)  # a NaN in a row is its best value
     return Judged(verdict, is_finite, [()] * len(anchors.seats))
+
+
+def accept_sampled(
+    anchors: Anchors, sampling: Sampling, draft: DraftBlock, target: GemmaTarget, hidden: Tensor, packed: PackedRows
+) -> Judged:
+    """Judge drafts of requests that ask for temperature and filters at most, each by its own rule; nothing is read."""
+    logits, sampler, row_index = target.logits(hidden), target.kernels.sampler, packed.row_index
+    rows = sampling.of(packed.owners, packed.rows.seats >= 0)
+    filters = sampler.filters(logits, rows)
+    chosen = sampler.choose(logits, rows, filters, packed.rows.positions + 1)[row_index]
+    matched = accept_matching(draft.token_ids, chosen, anchors.draft_lengths, planned_counts=anchors.planned_counts)
+    drafted = Drafted(*draft[:3], draft_chance(draft), anchors.draft_lengths, anchors.anchor_positions, row_index)
+    rejected = sampler.reject(logits, sampling, filters, drafted)  # the last to read the logits
+    pairs = zip(rejected, matched, strict=True)
+    verdict = Verdict(*(torch.where(sampling.are_rejected, ours, other) for ours, other in pairs))
+    return Judged(verdict, torch.isfinite(filters.largest[row_index]).all(dim=1), [()] * len(anchors.seats))
 
 
 def accept(
@@ -140,6 +173,8 @@ def accept(
     for request, params in enumerate(batch.params):
         if params.is_greedy:
             chosen[request] = torch.stack([row.argmax() for row in rows[request]])
+        elif params.seed is not None and logits.is_cuda:
+            chosen[request] = match_choices_on_device(batch, request, rows[request], target.kernels.sampler)
         elif params.seed is not None:
             chosen[request] = match_choices(batch, request, rows[request])
     verdict = accept_matching(draft.token_ids, chosen, batch.draft_lengths, planned_counts=batch.planned_counts)
@@ -172,6 +207,19 @@ def emitted_logprobs(
     num_accepted = int(verdict.num_accepted_tokens[request])
     token_ids = [*draft.token_ids[request, :num_accepted].tolist(), int(verdict.target_token_ids[request])]
     return raw_logprobs(raw_rows[: num_accepted + 1], token_ids, num_top)
+
+
+def match_choices_on_device(batch: CycleBatch, request: int, rows: list[Tensor], sampler: Sampler) -> Tensor:
+    """`match_choices` by the operations of `accept_sampled`: the same bits, whoever shares the batch."""
+    num_rows, anchor, device = batch.host_lengths[request] + 1, batch.host_positions[request], rows[0].device
+    whole, fractions = sampling_numbers(batch.params[request], batch.noise_seeds[request])
+    sampling = sampling_of(
+        torch.tensor(whole, device=device)[:, None].repeat(1, num_rows),
+        torch.tensor(fractions, dtype=torch.float64, device=device)[:, None].repeat(1, num_rows),
+    )
+    logits, positions = torch.stack(rows[:num_rows]), torch.arange(anchor + 1, anchor + 1 + num_rows, device=device)
+    choices = sampler.choose(logits, sampling, sampler.filters(logits, sampling), positions)
+    return torch.cat([choices, choices[-1:].expand(len(rows) - num_rows)])
 
 
 def match_choices(batch: CycleBatch, request: int, rows: list[Tensor]) -> Tensor:

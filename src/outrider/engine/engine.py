@@ -1,7 +1,7 @@
 """The engine: requests in, chunks out. A step is a cycle of all that run and a piece of one prompt.
 
-On CUDA a cycle of plain greedy requests is launched in one step and its tokens are taken in the next: text is spelled,
-prefixes are published and callers are served while the device works.
+On CUDA a cycle of requests that ask for temperature and filters at most is launched in one step and its tokens are
+taken in the next: text is spelled, prefixes are published and callers are served while the device works.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class EngineConfig:
     acceptance: str = "rejection"
     """Rule for drafts of sampled requests without a seed: "rejection", or "block" (block verification)."""
     cuda_graphs: bool = True
-    """On CUDA, replay captured cycles of plain greedy requests; without, each of their kernels is launched anew."""
+    """On CUDA, replay captured cycles; without, each of their kernels is launched anew. Penalties, bias, bans,
+    grammars, log-probabilities and `acceptance="block"` run without in any case, and whatever shares their batch."""
     synthetic_acceptance_length: float | None = None
     """For timing: cycles are worth so many tokens on average, 1 to draft length + 1. The text is not the target's."""
     synthetic_acceptance_rates: tuple[float, ...] | None = None
@@ -126,7 +127,7 @@ class Engine:
     drafter_fault: str | None = None
     """Why drafting was given up; the engine decodes plainly from then on."""
     device_cycle: DeviceCycle | None = field(init=False, default=None)
-    """Runs cycles of plain greedy requests on CUDA."""
+    """Runs cycles on CUDA, of those requests that it takes."""
     _under_way: list[RequestState] = field(init=False, default_factory=list)  # of the device's cycle
     _synthetic_rates: tuple[float, ...] | None = field(init=False, default=None)
 
@@ -166,7 +167,7 @@ class Engine:
             self.use_device_cycle()
 
     def use_device_cycle(self) -> None:
-        """Run cycles of plain greedy requests as functions of tensors, if the proposer's drafts are one."""
+        """Run cycles as functions of tensors, if the proposer's drafts are one."""
         self.device_cycle = None
         if not is_replayable(self.proposer):
             return
@@ -177,6 +178,7 @@ class Engine:
             max_seats=self.config.max_seats,
             rows_per_pass=self.config.rows_per_pass,
             default_draft_length=self.default_draft_length,
+            acceptance=self.config.acceptance,
         )
 
     @torch.inference_mode()
@@ -374,7 +376,7 @@ class Engine:
 
     def _run_cycle(self, requests: list[RequestState], lengths: Sequence[int]) -> list[Taken]:
         """One cycle, here and now; or under way on the device, and nothing taken yet."""
-        if self.device_cycle is not None and not any(request.needs_logits for request in requests):
+        if self.device_cycle is not None and self.device_cycle.takes(requests, lengths):
             self.device_cycle.launch(requests, lengths)
             self._under_way = requests
             return []

@@ -11,8 +11,10 @@ from outrider.core import SamplingParams
 from outrider.engine.batch import Anchors, CycleBatch
 from outrider.engine.grammar import LegalDrafts
 from outrider.engine.rejection import DraftBlock, point_mass_block
-from outrider.engine.sampling import NoisePurpose, draw, filtered_probs, gumbel_noise_of, uniforms
+from outrider.engine.sampling import draw, filtered_probs, gumbel_noise_of, uniforms
 from outrider.errors import DrafterFault
+from outrider.kernels.noise import NoisePurpose
+from outrider.kernels.sampler import Sampler, Sampling
 from outrider.models.attention import LayerCaches
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.draft_layers import BlockRows
@@ -39,13 +41,16 @@ class Proposer(Protocol):
 
 
 @runtime_checkable
-class GreedyProposer(Protocol):
-    """A proposer whose greedy drafts are a function of tensors, which a device can replay without the host."""
+class ReplayableProposer(Protocol):
+    """A proposer whose drafts are a function of tensors, which a device can replay without the host."""
 
-    def propose_greedily(self, anchors: Anchors, draft_length: int) -> DraftBlock:
-        """The drafts that `propose` gives to greedy requests without a grammar; data decides no shape.
+    num_candidates: int  # of a sampled draft
 
-        A spare request (seat -1) gets drafts that nobody reads.
+    def propose_on_device(self, anchors: Anchors, draft_length: int, sampling: Sampling | None = None) -> DraftBlock:
+        """Drafts for requests without a grammar; data decides no shape.
+
+        `sampling` None means that all are greedy: they get the drafts of `propose`, and only ids are read. With it
+        drafts have `num_candidates` each. A spare request (seat -1) gets drafts that nobody reads.
         """
         ...
 
@@ -65,11 +70,17 @@ class FencedProposer:
         except Exception as error:
             raise DrafterFault(f"drafter {self.name} failed to draft: {error!r}") from error
 
-    def propose_greedily(self, anchors: Anchors, draft_length: int) -> DraftBlock:
-        """As the proposer inside, which must be a GreedyProposer."""
-        assert isinstance(self.inner, GreedyProposer)
+    @property
+    def num_candidates(self) -> int:
+        """As the proposer inside, which must be a ReplayableProposer."""
+        assert isinstance(self.inner, ReplayableProposer)
+        return self.inner.num_candidates
+
+    def propose_on_device(self, anchors: Anchors, draft_length: int, sampling: Sampling | None = None) -> DraftBlock:
+        """As the proposer inside, which must be a ReplayableProposer."""
+        assert isinstance(self.inner, ReplayableProposer)
         try:
-            return self.inner.propose_greedily(anchors, draft_length)
+            return self.inner.propose_on_device(anchors, draft_length, sampling)
         except Exception as error:
             raise DrafterFault(f"drafter {self.name} failed to draft: {error!r}") from error
 
@@ -90,20 +101,23 @@ class DFlashProposer:
         self.max_draft_length = drafter.config.max_draft_length
         self.default_draft_length = drafter.config.num_speculative_tokens
         self.tap_layers = drafter.config.target_layer_ids
+        self.num_candidates = min(MAX_CANDIDATES, drafter.config.draft_vocab_size)
 
     def propose(self, batch: CycleBatch, draft_length: int) -> DraftBlock:
         """One block pass, and where a slot's draft needs the one before it, or a draw, a walk over its slots."""
         if all(params.is_greedy for params in batch.params) and not batch.has_constraints:
-            return self.propose_greedily(batch, draft_length)
+            return self.propose_on_device(batch, draft_length)
         block = self._block(batch, draft_length)
         return walked(batch, self.drafter.walk(block, self.caches, num_candidates=MAX_CANDIDATES))
 
-    def propose_greedily(self, anchors: Anchors, draft_length: int) -> DraftBlock:
-        """The likeliest draft of every slot, given the one before it where the drafter has heads."""
+    def propose_on_device(self, anchors: Anchors, draft_length: int, sampling: Sampling | None = None) -> DraftBlock:
+        """The likeliest draft of every slot, or a draw, given the one before it where the drafter has heads."""
         block = self._block(anchors, draft_length)
-        if self.drafter.has_heads:
+        if self.drafter.has_heads or sampling is not None:
             walk = self.drafter.walk(block, self.caches, num_candidates=MAX_CANDIDATES)
-            return walked_greedily(anchors, walk)
+            if sampling is None:
+                return walked_greedily(anchors, walk)
+            return walked_by_tensors(anchors, walk, sampling, self.drafter.kernels.sampler)
         draft_ids, table = self.drafter.best(block, self.caches), self.drafter.draft_to_target
         return point_mass_block(draft_ids if table is None else table[draft_ids], self.drafter.target.dtype)
 
@@ -122,9 +136,9 @@ class DFlashProposer:
 
 
 def is_replayable(proposer: Proposer | None) -> bool:
-    """True where greedy drafts are a function of tensors; a fence does not count, nor does having none."""
+    """True where drafts can be a function of tensors; a fence does not count, nor does having none."""
     inner = proposer.inner if isinstance(proposer, FencedProposer) else proposer
-    return inner is None or isinstance(inner, GreedyProposer)
+    return inner is None or isinstance(inner, ReplayableProposer)
 
 
 def walked_greedily(anchors: Anchors, walk: BlockWalk) -> DraftBlock:
@@ -137,6 +151,18 @@ def walked_greedily(anchors: Anchors, walk: BlockWalk) -> DraftBlock:
     return point_mass_block(torch.stack(token_ids[1:], dim=1), walk.logits.dtype)._replace(
         confidences=_stacked(chances)
     )
+
+
+def walked_by_tensors(anchors: Anchors, walk: BlockWalk, sampling: Sampling, sampler: Sampler) -> DraftBlock:
+    """`walked` for requests without a grammar, with nothing read back; noise of unseeded requests is its own."""
+    previous, slots, chances = anchors.anchor_token_ids, [], []
+    for slot in range(walk.num_drafts):
+        ids, logits, chance = walk.step(previous)
+        previous, probs = sampler.draw(ids, logits, sampling, anchors.anchor_positions, slot)
+        slots.append((previous, ids, probs))
+        chances.append(chance)
+    token_ids, kept_ids, kept_probs = (torch.stack(parts, dim=1) for parts in zip(*slots, strict=True))
+    return DraftBlock(token_ids, kept_ids, kept_probs, _stacked(chances))
 
 
 def walked(batch: CycleBatch, walk: BlockWalk) -> DraftBlock:

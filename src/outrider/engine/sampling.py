@@ -1,52 +1,40 @@
 """Noise and filters: the distribution a request asks for, and random numbers that depend on nothing but their key.
 
-Noise is Philox4x32-10 (Salmon et al. 2011), keyed by (request seed, position, slot, purpose): it does not matter what
-else ran, in which order or in which batch. Filters work on one row at a time, always on the same shape, so that a
-row's probabilities never depend on how many rows were sampled with it (design §4.2).
+Noise (`kernels/noise.py`) is keyed by (request seed, position, slot, purpose). Filters work on one row at a time,
+always on the same shape, so that a row's probabilities never depend on how many rows were sampled with it (design
+§4.2); `kernels/sampler.py` has them as functions of tensors.
 """
 
 from __future__ import annotations
-
-from enum import IntEnum
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.core import SamplingParams
+from outrider.kernels.noise import NoisePurpose, gumbel_of, gumbel_of_ids, philox, uniform_of
+from outrider.kernels.sampler import Sampling
 
-LOW_32 = 0xFFFFFFFF
-PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-PHILOX_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-PHILOX_ROUNDS = 10
 TOP_P_CANDIDATES = 1024  # likeliest ids among which top-p usually ends
+MAX_TOP_K = 2**31  # more than any vocabulary has, and it fits into a tensor
 BLOCK = 64  # a large row is searched by the maxima of its blocks
 
-Word = Any  # an int, or an int64 tensor
 Device = torch.device | str
 
 
-class NoisePurpose(IntEnum):
-    """Each use of noise has its own stream, so that no number serves twice."""
+def sampling_numbers(
+    params: SamplingParams, noise_seed: int
+) -> tuple[tuple[int, int, int], tuple[float, float, float]]:
+    """(top_k, seed, is seeded) and (temperature, top_p, min_p) of one request, as `Sampling` has them."""
+    temperature = 0.0 if params.is_greedy else params.temperature
+    top_k = min(params.top_k, MAX_TOP_K)
+    return (top_k, noise_seed, int(params.seed is not None)), (temperature, params.top_p, params.min_p)
 
-    DRAFT = 0
-    ACCEPT = 1
-    TARGET = 2  # residual, bonus and first token: one of them a cycle
-    MATCH = 3  # shared by drafter and target
-    SYNTHETIC = 4
 
-
-def philox(seed: Word, counter: tuple[Word, Word, Word, Word]) -> list[Word]:
-    """Four 32-bit words for each 64-bit seed and 128-bit counter; ints, or int64 tensors that broadcast."""
-    key_0, key_1 = seed & LOW_32, (seed >> 32) & LOW_32
-    c_0, c_1, c_2, c_3 = (word & LOW_32 for word in counter)
-    for _ in range(PHILOX_ROUNDS):
-        # int64 products wrap modulo 2^64, which leaves both halves of the unsigned product intact.
-        product_0, product_1 = c_0 * PHILOX_MULTIPLIERS[0], c_2 * PHILOX_MULTIPLIERS[1]
-        high_0, high_1 = (product_0 >> 32) & LOW_32, (product_1 >> 32) & LOW_32
-        c_0, c_1, c_2, c_3 = high_1 ^ c_1 ^ key_0, product_1 & LOW_32, high_0 ^ c_3 ^ key_1, product_0 & LOW_32
-        key_0, key_1 = (key_0 + PHILOX_KEY_STEPS[0]) & LOW_32, (key_1 + PHILOX_KEY_STEPS[1]) & LOW_32
-    return [c_0, c_1, c_2, c_3]
+def sampling_of(whole: Tensor, fractions: Tensor) -> Sampling:
+    """`Sampling` of columns of `sampling_numbers`: int64 [3, Q] and float64 [3, Q]."""
+    top_ks, seeds, are_seeded = whole.unbind(0)
+    temperatures, top_ps, min_ps = fractions.unbind(0)
+    return Sampling(temperatures, top_ks, top_ps, min_ps, seeds, are_seeded)
 
 
 def uniforms(
@@ -55,24 +43,19 @@ def uniforms(
     """One number in (0, 1) for each slot from first_slot on, float64 [num_slots]; all parts of the key matter."""
     slots = range(first_slot, first_slot + num_slots)
     words = [philox(seed, (slot, position, int(purpose), 0))[0] for slot in slots]
-    return (torch.tensor(words, dtype=torch.float64, device=device) + 0.5) * 2.0**-32
+    return uniform_of(torch.tensor(words, dtype=torch.int64, device=device))
 
 
 def gumbel_noise(seed: int, position: int, count: int, device: Device = "cpu") -> Tensor:
     """Gumbel noise for `count` token ids at an absolute position, float64 [count], the same for drafter and target."""
     blocks = torch.arange((count + 3) // 4, device=device)
     words = philox(seed, (blocks, position, int(NoisePurpose.MATCH), 0))
-    return _gumbel(torch.stack(words, dim=-1).view(-1)[:count])
+    return gumbel_of(torch.stack(words, dim=-1).view(-1)[:count])
 
 
 def gumbel_noise_of(seed: int, position: int, token_ids: Tensor) -> Tensor:
     """`gumbel_noise` of some token ids, int64 [n], alone: float64 [n]."""
-    words = philox(seed, (token_ids // 4, position, int(NoisePurpose.MATCH), 0))
-    return _gumbel(torch.stack(words, dim=-1).gather(-1, (token_ids % 4)[:, None]).squeeze(-1))
-
-
-def _gumbel(words: Tensor) -> Tensor:
-    return -torch.log(-torch.log((words.to(torch.float64) + 0.5) * 2.0**-32))
+    return gumbel_of_ids(seed, position, token_ids, NoisePurpose.MATCH)
 
 
 def largest(row: Tensor, count: int) -> Tensor:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from outrider.core import AcceptanceStats, Chunk, SamplingParams, TokenLogprobs
-from outrider.engine.adjustments import Adjustments, asks_for_logits
+from outrider.engine.adjustments import Adjustments, asks_for_more
 from outrider.engine.grammar import Constraint
 from outrider.models.attention import GivenRows
 from outrider.tokenizer import IncrementalDecoder
@@ -72,9 +72,9 @@ class RequestState:
         return len(self.prompt_token_ids) + len(self.output_token_ids) - 1
 
     @cached_property
-    def needs_logits(self) -> bool:
-        """False where it takes the target's best token as it is and asks no more."""
-        return self.constraint is not None or asks_for_logits(self.params, self.adjustments)
+    def needs_host(self) -> bool:
+        """False where temperature and filters are all that it asks for, so that a cycle of it reads nothing back."""
+        return self.constraint is not None or asks_for_more(self.params, self.adjustments)
 
     @property
     def is_synthetic(self) -> bool:

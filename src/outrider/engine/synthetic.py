@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import torch
 
-from outrider.engine.sampling import NoisePurpose, philox
 from outrider.errors import ConfigError
+from outrider.kernels.noise import NoisePurpose, philox
 
 
 def check_synthetic(length: float | None, rates: Sequence[float] | None) -> None:

@@ -25,6 +25,7 @@ from outrider.kernels.heads import HeadNorms, HeadRows, finish_heads_stepwise
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import Body, Recording, Scratch, signature_of
 from outrider.kernels.reference import soft_cap
+from outrider.kernels.sampler import Sampler, TorchSampler
 from outrider.weights.packed import DenseWeight, PackedWeight
 
 # As in cpu.c.
@@ -104,6 +105,7 @@ class CpuKernels:
     name = "cpu"
     row_invariant = True
     reads_low_bit = False  # but int8 in groups, whatever the group
+    sampler: Sampler = TorchSampler()
 
     def __init__(self, library: ctypes.CDLL, *, num_threads: int) -> None:
         """Call `library`, compiled from cpu.c, with `num_threads` threads (the process has one pool for all sets)."""
@@ -392,12 +394,12 @@ def _plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.contiguous()
 
 
-def _in_place(cache: LayerCache) -> LayerCache:
-    """The cache itself, as C reads and writes it: a copy would be another cache."""
+def _in_place(cache: LayerCache) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors of a cache, as C reads and writes them: copies would be another cache."""
     assert cache.keys.dtype is cache.values.dtype is torch.float32, (cache.keys.dtype, cache.values.dtype)
     assert cache.table.dtype is torch.int32, cache.table.dtype
-    assert all(tensor.is_contiguous() for tensor in cache), "the cache is used in place"
-    return cache
+    assert all(tensor.is_contiguous() for tensor in cache.tensors), "the cache is used in place"
+    return cache.tensors
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

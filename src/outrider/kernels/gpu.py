@@ -22,6 +22,8 @@ from outrider.kernels.matmul_low_bit import low_bit_best, low_bit_product
 from outrider.kernels.matmul_sizes import MAX_GATED_ROWS
 from outrider.kernels.recording import Body
 from outrider.kernels.reference import TorchKernels
+from outrider.kernels.sampler import Sampler
+from outrider.kernels.sampling import GpuSampler
 from outrider.weights.packed import PackedWeight
 
 Matrix = Tensor | LowBitMatrix
@@ -33,6 +35,7 @@ class GpuKernels:
     name = "gpu"
     row_invariant = True
     reads_low_bit = True
+    sampler: Sampler = GpuSampler()
 
     def __init__(self, dtype: torch.dtype, device: torch.device | str) -> None:
         """Weights without a low-bit form are kept dequantised, in `dtype` on `device`."""

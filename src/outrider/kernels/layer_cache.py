@@ -32,6 +32,11 @@ class LayerCache(NamedTuple):
         return LayerCache(keys, values, torch.arange(len(keys), dtype=torch.int32, device=keys.device)[:, None])
 
     @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and the page table."""
+        return self.keys, self.values, self.table
+
+    @property
     def num_slots(self) -> int:
         """Positions a seat's ring holds."""
         return self.table.shape[1] * self.keys.shape[1]

@@ -21,6 +21,7 @@ from outrider.kernels.heads import HeadNorms, HeadRows
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import Body
 from outrider.kernels.reference import TorchKernels
+from outrider.kernels.sampler import Sampler
 from outrider.weights.locate import cache_dir
 from outrider.weights.packed import PackedWeight
 
@@ -37,6 +38,7 @@ class Kernels(Protocol):
     name: str
     row_invariant: bool  # True where the contract above holds bit for bit
     reads_low_bit: bool  # True where matrices as in `low_bit.py` are multiplied as they are, not dequantised
+    sampler: Sampler  # what is done with logits
 
     def own_threads(self) -> AbstractContextManager[None]:
         """Decode inside this: torch keeps out of the way of a set that has threads of its own."""

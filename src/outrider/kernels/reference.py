@@ -17,6 +17,7 @@ from torch.nn import functional
 from outrider.kernels.heads import HeadNorms, HeadRows, finish_heads_stepwise
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import Body
+from outrider.kernels.sampler import Sampler, TorchSampler
 from outrider.weights.packed import PackedWeight
 
 # Columns of `spans`, int32 [R, 5]: what each query row of `attention` may see.
@@ -32,6 +33,7 @@ class TorchKernels:
     name = "torch"
     row_invariant = False  # torch picks another product for another number of rows
     reads_low_bit = False
+    sampler: Sampler = TorchSampler()
 
     def __init__(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         """Weights are kept dequantised, in `dtype` on `device`."""

@@ -9,7 +9,7 @@ from typing import Any
 from outrider.core import Chunk, TokenLogprobs
 from outrider.server.gemma4_template import CHANNEL, CHANNEL_END
 from outrider.server.parser import ChatParser, ContentDelta, Delta, ReasoningDelta, ToolCallStart
-from outrider.server.replies import Piece, Tally
+from outrider.server.replies import Piece, Tally, spelled
 from outrider.tokenizer import Tokenizer
 
 _OPEN_THOUGHT = re.compile(re.escape(CHANNEL) + r"(thought\s*)?\Z")
@@ -50,11 +50,12 @@ class ChatChoice:
         *,
         wants_logprobs: bool,
         shows_all: bool = False,
+        shows_ids: bool = False,
     ) -> None:
-        """`shows_all` sends a piece for every chunk, one without text included."""
+        """`shows_all` sends a piece for every chunk, one without text included; `shows_ids` see `spelled`."""
         self.tally = tally
         self._index, self._tokenizer, self._parser, self._thoughts = index, tokenizer, parser, thoughts
-        self._wants_logprobs, self._shows_all = wants_logprobs, shows_all
+        self._wants_logprobs, self._shows_all, self._shows_ids = wants_logprobs, shows_all, shows_ids
         self._content, self._reasoning, self._finish_reason = "", "", ""
         self._calls: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []
@@ -120,7 +121,8 @@ class ChatChoice:
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = self._tokenizer.token_text(token_id)
-        return {"token": text, "logprob": logprob, "bytes": _bytes_of(text, token_id in self._tokenizer.byte_ids)}
+        shown = spelled(token_id, self._tokenizer, as_id=self._shows_ids)
+        return {"token": shown, "logprob": logprob, "bytes": _bytes_of(text, token_id in self._tokenizer.byte_ids)}
 
 
 def _bytes_of(text: str, is_byte: bool) -> Sequence[int]:

@@ -98,12 +98,19 @@ class CompletionChoice:
     """One choice of /v1/completions."""
 
     def __init__(
-        self, index: int, tokenizer: Tokenizer, tally: Tally, *, wants_logprobs: bool, shows_all: bool = False
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        tally: Tally,
+        *,
+        wants_logprobs: bool,
+        shows_all: bool = False,
+        shows_ids: bool = False,
     ) -> None:
-        """`shows_all` sends a piece for every chunk, one without text included."""
+        """`shows_all` sends a piece for every chunk, one without text included; `shows_ids` see `spelled`."""
         self.tally = tally
         self._index, self._tokenizer = index, tokenizer
-        self._wants_logprobs, self._shows_all = wants_logprobs, shows_all
+        self._wants_logprobs, self._shows_all, self._shows_ids = wants_logprobs, shows_all, shows_ids
         self._text, self._finish_reason = "", ""
         self._logprobs: dict[str, list[Any]] = {}
         self._offset = 0
@@ -133,15 +140,24 @@ class CompletionChoice:
         added: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for entry in entries:
             text = self._tokenizer.token_text(entry.token_id)
-            top = {self._tokenizer.token_text(token_id): logprob for token_id, logprob in entry.top}
-            added["tokens"].append(text)
+            shown = self._spelled(entry.token_id)
+            top = {self._spelled(token_id): logprob for token_id, logprob in entry.top}
+            added["tokens"].append(shown)
             added["token_logprobs"].append(entry.raw_logprob)
-            added["top_logprobs"].append({**top, text: entry.raw_logprob})
+            added["top_logprobs"].append({**top, shown: entry.raw_logprob})
             added["text_offset"].append(self._offset)
             self._offset += len(text)
         for name, values in added.items():
             self._logprobs.setdefault(name, []).extend(values)
         return added
+
+    def _spelled(self, token_id: int) -> str:
+        return spelled(token_id, self._tokenizer, as_id=self._shows_ids)
+
+
+def spelled(token_id: int, tokenizer: Tokenizer, *, as_id: bool) -> str:
+    """A token among log-probabilities: its text, or `token_id:123` where the request wants that."""
+    return f"token_id:{token_id}" if as_id else tokenizer.token_text(token_id)
 
 
 def _text_piece(index: int, text: str, logprobs: dict[str, list[Any]] | None, finish_reason: str | None) -> Piece:

@@ -67,6 +67,7 @@ async def completions(request: Request, body: CompletionBody) -> Response:
             Tally(len(job.prompt_token_ids)),
             wants_logprobs=params.logprobs is not None,
             shows_all=_shows_all(body),
+            shows_ids=bool(body.return_tokens_as_token_ids),
         )
         for index, job in enumerate(jobs)
     ]
@@ -89,6 +90,7 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
             chat.thought_counter(backend.tokenizer),
             wants_logprobs=chat.params.logprobs is not None,
             shows_all=_shows_all(body),
+            shows_ids=bool(body.return_tokens_as_token_ids),
         )
         for index in range(len(jobs))
     ]

@@ -57,6 +57,8 @@ class GenerationBody(Body):
     logit_bias: dict[str, float] | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Log-probabilities spell tokens `token_id:123`, as vLLM does: no two tokens look the same."""
     speculative: Speculative | None = None
 
 

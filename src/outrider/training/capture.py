@@ -92,7 +92,10 @@ class GridRunner:
         self._set_grid(first_position=0, num_positions=num_positions)
         positions = torch.arange(num_positions, device=token_ids.device).repeat(num_sequences)
         seats = self.seats[:num_sequences].repeat_interleave(num_positions)
-        caches = LayerCaches(LayerCache(*(each[:num_sequences] for each in cache[:3])) for cache in self.caches)
+        caches = LayerCaches(
+            LayerCache(cache.keys[:num_sequences], cache.values[:num_sequences], cache.table[:num_sequences])
+            for cache in self.caches
+        )
         output = self.target.forward(Rows(token_ids.reshape(-1), seats, positions), caches, tap_layers=tap_layers)
         assert output.taps is not None
         return output.taps.view(num_sequences, num_positions, -1)

@@ -48,7 +48,7 @@ def test_findings_of_a_run_say_whether_its_figures_count() -> None:
 
 def test_a_session_says_which_limits_it_broke() -> None:
     summary = {"verdict": "fail", "faults": ["memory_growth", "phases"], "warnings": ["nothing was drafted"]}
-    assert of(made.record("soak", summary))[1] == ["Faults: memory growth, phases.", "nothing was drafted"]
+    assert of(made.record("soak", summary))[1] == ["Faults: memory growth, phases.", "Nothing was drafted."]
 
 
 def test_a_check_that_failed_is_a_warning() -> None:

@@ -37,6 +37,13 @@ def test_interval_pairs_and_noise_floor_are_drawn_to_scale(width: int) -> None:
     assert float(band.get("width", "")) / (right - left) == pytest.approx((1.25 - 0.8) / 0.2, rel=0.01)
 
 
+def test_a_side_without_room_has_no_arrow_either() -> None:
+    both = paired_chart([Effect("a", 0.5), Effect("b", 1.5)], noise_floor=None, width=WIDTHS[-1])
+    faster = paired_chart([Effect("a", 1.2), Effect("b", 2.5)], noise_floor=None, width=WIDTHS[-1])
+    assert [text for text in texts(both) if "←" in text or "→" in text] == ["← slower", "faster →"]
+    assert [text for text in texts(faster) if "←" in text or "→" in text] == ["faster →"]
+
+
 def test_every_pair_is_a_dot_however_close() -> None:
     drawing = paired_chart([Effect("a", 1.5, None, (1.5,) * 40)], noise_floor=None, width=350)
     dots = parsed(drawing, "circle", "fill-b")

@@ -59,6 +59,7 @@ def test_labels_are_spread_in_their_order(places: list[float]) -> None:
 
 def test_long_text_is_cut_to_its_room() -> None:
     assert svg.fitted("short", 100) == "short"
+    assert all(svg.fitted("x" * n, svg.text_width("x" * n) + 14 - 14) == "x" * n for n in range(1, 60))
     cut = svg.fitted("a name that is far too long for its column", 100)
     assert cut.endswith("…")
     assert svg.text_width(cut) <= 100

@@ -36,7 +36,7 @@ def _faults(record: Record) -> Iterator[str]:
         name = readings.cell_name(summary, keys)
         if summary.get("faults") and not summary.get("verdict_text"):
             yield f"{name + ': faults' if name else 'Faults'}: {', '.join(map(label, summary['faults']))}."
-        yield from summary.get("warnings") or ()
+        yield from (f"{text[:1].upper()}{text[1:]}." for text in summary.get("warnings") or ())
         for finding in (summary.get("integrity") or {}).get("findings") or ():
             weight = "The figures must not be used" if finding.get("is_fatal") else "Mind"
             yield f"{weight}: {label(finding['name'])}: {finding['detail']}"

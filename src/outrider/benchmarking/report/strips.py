@@ -92,9 +92,11 @@ def _ratio_axis(x: svg.Scale, bottom: float, noise_floor: float | None, *, num_t
             parts.append(svg.text(x(tick), bottom + 16, f"{tick:g}×", anchor="middle", class_="quiet"))
     one = x(1)
     parts.append(svg.line(one, 8, one, bottom, class_="axis"))
-    slower = "← slower" if one - x.start > svg.text_width("← slower") else "←"
-    parts.append(svg.text(one - 8, bottom + 34, slower, anchor="end", class_="quiet"))
-    parts.append(svg.text(one + 8, bottom + 34, "faster →" if x.end - one > 60 else "→", class_="quiet"))
+    needed = svg.text_width("← slower")
+    if one - x.start > needed:
+        parts.append(svg.text(one - 8, bottom + 34, "← slower", anchor="end", class_="quiet"))
+    if x.end - one > needed:
+        parts.append(svg.text(one + 8, bottom + 34, "faster →", class_="quiet"))
     return parts
 
 

@@ -42,7 +42,7 @@ def text_width(words: str) -> float:
 
 def fitted(words: str, width: float) -> str:
     """The text, cut with an ellipsis where it would be wider than `width` pixels."""
-    room = max(1, int(width / CHARACTER_PX))
+    room = max(1, int(width / CHARACTER_PX + 1e-6))  # a width that was made for the text holds it
     return words if len(words) <= room else words[: room - 1].rstrip() + "…"
 
 
