@@ -176,12 +176,12 @@ class _Passes:
         model, target = self.target_model, self.target
         row, per_layer = model.row(num_rows), target.per_layer.size if target.per_layer else 0
         own_inputs = BF16 * num_rows * len(target.layers) * per_layer
-        # Into attention go embeddings, hidden states and their norm; into an MLP also what attention gave and two more.
+        # Into attention go embeddings, hidden states, their norm and what attention gave before; into an MLP two more.
         kept, taps = own_inputs + num_rows * INDEX_BYTES + SMALL_BYTES, self.num_taps * row
         layers = [
             taps
             + max(
-                3 * row + model.attention_bytes(spec, num_rows),
+                4 * row + model.attention_bytes(spec, num_rows),
                 6 * row
                 + model.mlp_bytes(spec, num_rows)
                 + self._experts_bytes(num_rows)
