@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.backends import explain
-from outrider.backends.account import held_bytes
-from outrider.backends.dummy import build_dummy
 from outrider.backends.explain import explain_memory
-from outrider.backends.local import make_engine, resolve_config
 from outrider.engine.engine import EngineConfig
 from outrider.errors import ConfigError
-from outrider.kernels.ops import select_kernels
 from tests.plans import plan_path
 
 GIB = 1 << 30
@@ -46,7 +40,7 @@ def test_parts_come_to_the_whole() -> None:
     assert sum(parts["target"].values()) == found["target_bytes"]
     assert sum(parts["drafter"].values()) == found["drafter_bytes"]
     assert sum(parts["caches"].values()) == found["cache_bytes"]
-    whole = ("allocated_bytes", "logits_bytes", "reserve_bytes", "left_over_bytes")
+    whole = ("allocated_bytes", "logits_bytes", "pass_bytes", "graphs_bytes", "reserve_bytes", "left_over_bytes")
     assert sum(found[part] for part in whole) == found["gpu_memory_bytes"]
     assert found["drafter"] == "31b-dflash"
     assert found["fits"]
@@ -91,22 +85,3 @@ def test_a_quantisation_that_cannot_be_is_refused() -> None:
         explained("31b", drafter_quantization="fp4")
     with pytest.raises(ConfigError, match="there is no drafter"):
         explained("31b", drafter=None, drafter_quantization="int8")
-
-
-@pytest.mark.gpu
-def test_the_31b_and_its_drafter_take_what_was_said() -> None:
-    """Within 5 % of what the allocator handed out, the engine's caches included."""
-    cuda, length = torch.device("cuda"), 8192
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    kernels = select_kernels("auto", dtype=torch.bfloat16, device=cuda)
-    models = build_dummy("31b", kernels=kernels, dtype=torch.bfloat16, device=cuda, context_length=length)
-    config = resolve_config(EngineConfig(context_length=length, max_seats=1), device=cuda, max_positions=262144)
-    engine = make_engine(models.target, models.drafter, None, config)
-    torch.cuda.synchronize()
-    taken = torch.cuda.memory_allocated() - before
-    said = explained("31b", context_length=length, prefill_rows=config.prefill_rows)
-    assert said["allocated_bytes"] == pytest.approx(taken, rel=0.05)
-    assert sum(said["parts"]["target"].values()) == pytest.approx(held_bytes(models.target), rel=0.05)
-    assert engine.config.context_length == length

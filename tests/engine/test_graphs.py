@@ -450,6 +450,21 @@ def test_a_table_is_read_when_a_function_runs_and_a_warm_up_leaves_nothing_in_it
     assert all(torch.equal(first, second) for first, second in zip(after, snapshot(engine.caches), strict=True))
 
 
+def test_the_largest_of_each_form_is_captured_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a small one leaves in the pool would serve no larger one."""
+    engine, _ = noted_engine()
+    cycle = engine.device_cycle
+    assert cycle is not None
+    keys: list[Any] = []
+    monkeypatch.setattr(cycle.graphs, "run", lambda key, function: keys.append(key))
+    cycle.warm_up(8)
+    assert {key[-1] for key in keys} == {False, True}
+    for form in {(key[0], key[-1]) for key in keys}:
+        sizes = [key[1] for key in keys if (key[0], key[-1]) == form]
+        assert sizes == sorted(sizes, reverse=True)
+        assert form[0] == "draft" or sizes == [8, 4, 2, 1]
+
+
 def test_on_a_cpu_it_is_not_used() -> None:
     assert make_test_engine(TARGET).device_cycle is None
 

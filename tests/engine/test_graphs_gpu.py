@@ -19,6 +19,7 @@ from outrider.backends.local import make_engine, resolve_config
 from outrider.backends.memory_plan import plan_caches
 from outrider.core import SamplingParams
 from outrider.engine.engine import Engine, EngineConfig
+from outrider.engine.graphs import SPARE_REQUEST
 from outrider.errors import ConfigError
 from outrider.kernels.ops import select_kernels
 from outrider.kernels.reference import TorchKernels
@@ -318,7 +319,8 @@ def test_a_table_is_read_when_a_graph_is_replayed_and_not_when_it_was_captured()
     assert cycle is not None
     with torch.inference_mode():
         for value in (3, 7):
-            cycle._sent_numbers[:] = [[-1], [value], [0], [-1], [-1]]  # spare requests: nothing is written
+            cycle._sent_numbers[:] = [[number] for number in SPARE_REQUEST]  # nothing is written
+            cycle._sent_numbers[1] = value
             cycle._received_numbers[:] = -5
             cycle._run_verify(1)
             torch.cuda.synchronize()

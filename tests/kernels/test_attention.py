@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from outrider.kernels import attention as module
-from outrider.kernels.attention import attention, most_chunks
+from outrider.kernels import attention_sizes
+from outrider.kernels.attention import attention
 from outrider.kernels.layer_cache import LayerCache
 from tests.kernels.triton_mode import DEVICE, TWIN, assert_near, normal, row_by_row_products  # noqa: F401
 
@@ -95,7 +96,9 @@ def test_decode_and_ragged_verify_rows_of_several_seats(monkeypatch: pytest.Monk
     spans, layer = [*run(0, 127, 3), SPARE, *run(2, 0, 1), *run(1, 140, 2)], Layer.random(SMALL, width=10)
     ours = layer.check(*spans)
     assert not ours[3].any()
-    monkeypatch.setattr(module, "MOST_ROWS_WITH_PROGRAMS", 0)  # as a long prompt: a program takes run after run
+    monkeypatch.setattr(
+        attention_sizes, "MOST_ROWS_WITH_PROGRAMS", 0
+    )  # as a long prompt: a program takes run after run
     assert torch.equal(layer.attend(*spans)[0], ours)
 
 
@@ -118,7 +121,7 @@ def test_scores_beyond_what_their_powers_can_be() -> None:
 @pytest.mark.slow
 def test_growing_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a long ring: eight chunks of 64, then of 128."""
-    monkeypatch.setattr(module, "LONGEST_WINDOW", 100)
+    monkeypatch.setattr(attention_sizes, "LONGEST_WINDOW", 100)
     Layer.random(SMALL, width=34, num_positions=520).check(*run(0, 510, 3))
 
 
@@ -146,7 +149,7 @@ def test_other_shapes_in_larger_query_tiles(sizes: tuple[int, int, int], monkeyp
     """Head sizes and shares that are no powers of two; slabs of rows; a program that takes several items."""
     limits = module.device_limits(0)._replace(num_processors=3)
     monkeypatch.setattr(module, "device_limits", lambda _: limits)
-    monkeypatch.setattr(module, "SCRATCH_BYTES", 1)
+    monkeypatch.setattr(attention_sizes, "SCRATCH_BYTES", 1)
     Layer.random(sizes, width=3).check(*run(0, 20, 6))
 
 
@@ -154,14 +157,6 @@ def test_no_rows() -> None:
     layer = Layer.random(SMALL, width=3)
     spans = torch.empty(0, 5, dtype=torch.int32, device=DEVICE)
     assert attention(layer.queries[:0], layer.cache, spans, scale=1.0).shape == (0, 2, 16)
-
-
-def test_a_places_for_every_chunk() -> None:
-    """A run of any start touches no more chunks than there are places."""
-    assert most_chunks(128, chunk=128, levels=0) == 2
-    assert most_chunks(512, chunk=64, levels=4) == 9
-    assert most_chunks(513, chunk=64, levels=4) == 10
-    assert most_chunks(32_768, chunk=64, levels=4) == 1 + 32 + 25
 
 
 @pytest.mark.gpu

@@ -17,11 +17,10 @@ from torch.nn import functional
 
 from outrider.kernels import matmul
 from outrider.kernels.gpu import GpuKernels
-from outrider.kernels.matmul import Limits, Products, choose_tiles, merged, num_splits
+from outrider.kernels.matmul import Products, merged
+from outrider.kernels.matmul_sizes import HOPPER
 from tests.kernels.triton_mode import DEVICE, DTYPE
 
-HOPPER_LIMITS = Limits(132, 227 << 10, is_hopper=True)
-SMALL_LIMITS = Limits(82, 99 << 10, is_hopper=False)
 SHAPES_31B = {"qkv": (16_384, 5376), "o": (5376, 8192), "full o": (5376, 16_384), "down": (5376, 21_504)}
 NARROW = {"few outputs": (640, 2048), "router": (128, 2816), "odd": (200, 712)}
 
@@ -98,23 +97,6 @@ def test_a_row_is_the_same_in_any_company(num_outputs: int, num_inputs: int) -> 
         assert torch.equal(products().product(inputs[:num_rows], weight), together[:num_rows])
 
 
-def test_rows_change_the_row_tile_alone() -> None:
-    for limits in (HOPPER_LIMITS, SMALL_LIMITS):
-        for is_gated in (False, True):
-            found = [choose_tiles(rows, 5376, limits, is_gated=is_gated) for rows in (1, 16, 17, 64, 100, 200, 4096)]
-            assert [tiles.rows for tiles in found][:4] == [16, 16, 32, 64]
-            assert all(128 % tiles.depth == 0 for tiles in found)  # splits of K end where 128 inputs do
-            for tiles in found:
-                stage_bytes = (tiles.outputs * (2 if is_gated else 1) + tiles.rows) * tiles.depth * 2
-                assert stage_bytes * tiles.num_stages < limits.shared_bytes, tiles
-
-
-def test_k_is_split_where_outputs_are_few() -> None:
-    assert [num_splits(*shape) for shape in SHAPES_31B.values()] == [1] * len(SHAPES_31B)
-    assert num_splits(640, 2048) == 4
-    assert num_splits(640, 128) == 1
-
-
 def test_matrices_that_lie_together_are_one() -> None:
     whole = noise(70, 32)
     first, second = whole[:30], whole[30:]
@@ -164,4 +146,4 @@ def test_every_row_count_gives_the_same_gate_and_head_on_a_gpu() -> None:
     logits = set_of_kernels.logits(inputs[:40], head, cap=30.0)
     assert torch.equal(values, logits.amax(dim=-1))
     assert torch.equal(ids, logits.argmax(dim=-1))
-    assert matmul.device_limits(0).is_hopper == (torch.cuda.get_device_capability() == matmul.HOPPER)
+    assert matmul.device_limits(0).is_hopper == (torch.cuda.get_device_capability() == HOPPER)

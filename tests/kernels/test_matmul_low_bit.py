@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.low_bit import LowBitMatrix, low_bit_matrix
-from outrider.kernels.matmul import Limits
 from outrider.kernels.matmul_low_bit import choose_low_bit_tiles, low_bit_best, low_bit_product
+from outrider.kernels.matmul_sizes import Limits
 from outrider.weights.load_quantization import QUANTIZATIONS, LoadQuantization
 from outrider.weights.packed import DenseWeight, PackedWeight
 from tests.kernels.triton_mode import DEVICE, DTYPE

@@ -14,7 +14,8 @@ from outrider.kernels import matmul_low_bit, rows
 from outrider.kernels.heads import HeadNorms, HeadRows
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.low_bit import LowBitMatrix
-from outrider.kernels.matmul import Limits, Products
+from outrider.kernels.matmul import Products
+from outrider.kernels.matmul_sizes import Limits
 from outrider.kernels.sampler import Drafted, RowFilters, Sampling
 from outrider.kernels.sampling import GpuSampler
 

@@ -51,7 +51,7 @@ def explain_memory(
     drafter_layers = models.drafter.config.layers if models.drafter else ()
     caches = plan_caches(models.target.config.layers, drafter_layers, config, dtype=_DTYPE)
     usable = int((gpu_memory_bytes - both_bytes) * USABLE)  # as loading sees it: a share of what weights leave free
-    plan = share_memory(models.target, models.drafter, config, available_bytes=usable)
+    plan = share_memory(models.target, models.drafter, config, available_bytes=usable, on_gpu=True)
     return {
         "target": target or "embedded",
         "drafter": models.drafter.config.name if models.drafter else None,
@@ -67,6 +67,8 @@ def explain_memory(
         "cache_bytes": caches.num_bytes,
         "allocated_bytes": both_bytes + caches.num_bytes,
         "logits_bytes": plan.parts["logits of a cycle"],
+        "pass_bytes": plan.parts["a pass"],
+        "graphs_bytes": plan.parts["graphs"],
         "reserve_bytes": max(0, gpu_memory_bytes - both_bytes) - max(0, usable),
         "left_over_bytes": plan.most_cache_bytes - plan.cache_bytes,
         "gpu_memory_bytes": gpu_memory_bytes,

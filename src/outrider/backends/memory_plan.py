@@ -1,4 +1,4 @@
-"""Does it fit? Weights, logits and caches against the memory there is, before caches are allocated."""
+"""Does it fit? Weights, caches and what is computed in against the memory there is, before caches are allocated."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import psutil
 import torch
 
 from outrider.backends.account import held_bytes
+from outrider.backends.pass_memory import pass_parts
 from outrider.engine.cache_plan import PAGE_SIZE, CachePlan, plan_pages
 from outrider.engine.engine import EngineConfig
 from outrider.errors import ConfigError
+from outrider.kernels.low_bit import LowBitMatrix
+from outrider.kernels.matmul_sizes import device_limits
 from outrider.models.config import LayerSpec
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.gemma import GemmaTarget
 
-USABLE = 0.9  # of what is free: allocators, buffers of a pass and other programs take the rest
+USABLE = 0.9  # of what is free: allocators, loaded kernels, and other programs take the rest; a CPU's passes, too
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,12 @@ def plan_memory(
     max_seats: int,
     max_draft_length: int,
     vocab_size: int,
+    passes: Mapping[str, int] | None = None,
 ) -> MemoryPlan:
     """Share out memory: weights, the drafter's context, logits of the largest cycle, and the target's keys and values.
 
-    Logits are float32: max_seats × (max_draft_length + 1) × vocab_size × 4 bytes. Whether it all fits is for the caller
+    Logits are float32: max_seats × (max_draft_length + 1) × vocab_size × 4 bytes. `passes` are further parts, of what
+    is computed in (`pass_parts`). Whether it all fits is for the caller
     to see: `most_cache_bytes` may be less than `cache_bytes`.
     """
     parts = {
@@ -68,6 +73,7 @@ def plan_memory(
         "drafter": drafter_bytes,
         "drafter context": drafter_context_bytes,
         "logits of a cycle": max_seats * (max_draft_length + 1) * vocab_size * 4,
+        **(passes or {}),
     }
     return MemoryPlan(available_bytes, parts, cache_bytes)
 
@@ -90,12 +96,25 @@ def plan_caches(
 
 
 def share_memory(
-    model: GemmaTarget, drafter: DFlashDrafter | None, config: EngineConfig, *, available_bytes: int
+    model: GemmaTarget, drafter: DFlashDrafter | None, config: EngineConfig, *, available_bytes: int, on_gpu: bool
 ) -> MemoryPlan:
-    """The plan for models that are loaded, whether it fits or not; `available_bytes` is what they left."""
+    """The plan for models that are loaded, whether it fits or not; `available_bytes` is what they left.
+
+    `on_gpu` says that the kernels for CUDA are to run them: what passes compute in is planned for these alone.
+    """
     target_bytes, both_bytes = held_bytes(model), held_bytes(model, drafter) if drafter else held_bytes(model)
     caches = plan_caches(model.config.layers, drafter.config.layers if drafter else (), config, dtype=model.dtype)
     drafter_context_bytes = sum(group.num_bytes for group in caches.groups if group.owner == "drafter")
+    passes = None
+    if on_gpu:
+        passes = pass_parts(
+            model.config,
+            drafter.config if drafter else None,
+            config,
+            caches,
+            limits=device_limits(model.device.index or 0),
+            has_low_bits=drafter is not None and isinstance(drafter.fc, LowBitMatrix),
+        )
     plan = plan_memory(
         available_bytes=available_bytes + both_bytes,
         target_bytes=target_bytes,
@@ -105,6 +124,7 @@ def share_memory(
         max_seats=config.max_seats,
         max_draft_length=drafter.config.max_draft_length if drafter else 0,
         vocab_size=model.config.vocab_size,
+        passes=passes,
     )
     return replace(plan, cache_lines=tuple(caches.describe()))
 
@@ -113,7 +133,8 @@ def plan_engine_memory(
     model: GemmaTarget, drafter: DFlashDrafter | None, config: EngineConfig, *, available_bytes: int
 ) -> MemoryPlan:
     """`share_memory`; ConfigError naming the settings to lower where the caches do not fit."""
-    plan = share_memory(model, drafter, config, available_bytes=available_bytes)
+    on_gpu = model.kernels.name == "gpu"
+    plan = share_memory(model, drafter, config, available_bytes=available_bytes, on_gpu=on_gpu)
     if plan.cache_bytes > plan.most_cache_bytes:
         drafter_context_bytes = plan.parts["drafter context"]
         wished_bytes = plan.cache_bytes + drafter_context_bytes
@@ -121,8 +142,8 @@ def plan_engine_memory(
         settings["context_length"] = config.context_length
         named = " and ".join(f"{name}={value}" for name, value in settings.items())
         raise ConfigError(
-            f"{named} do not fit: keys and values would take {wished_bytes:,} bytes, and beside weights and logits "
-            f"there are {max(0, plan.most_cache_bytes + drafter_context_bytes):,}. Lower {' or '.join(settings)}."
+            f"{named} do not fit: keys and values would take {wished_bytes:,} bytes, and beside the rest there "
+            f"are {max(0, plan.most_cache_bytes + drafter_context_bytes):,}. Lower {' or '.join(settings)}."
         )
     return plan
 

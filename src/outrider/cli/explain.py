@@ -32,7 +32,7 @@ def explain(
     max_seats: Annotated[int, typer.Option(help="Requests decoded at the same time.")] = 1,
     as_json: options.Json = False,
 ) -> None:
-    """Say where memory goes: weights by kind, drafter, caches by group, logits and reserve. Reads no weights.
+    """Say where memory goes: weights by kind, drafter, caches by group, passes and reserve. Reads no weights.
 
     Exit code 1 where it does not fit.
     """
@@ -73,7 +73,7 @@ def _table(found: dict[str, Any]) -> Table:
         for name, num_bytes in parts.items():
             table.add_row(f"{owner}: {name}", _gib(num_bytes))
     table.add_section()
-    for key in ("allocated", "logits", "reserve", "left_over", "gpu_memory"):
+    for key in ("allocated", "logits", "pass", "graphs", "reserve", "left_over", "gpu_memory"):
         table.add_row(_WORDS[key], _gib(found[f"{key}_bytes"]))
     table.add_row("fits", "yes" if found["fits"] else "NO")
     return table
@@ -82,7 +82,9 @@ def _table(found: dict[str, Any]) -> Table:
 _WORDS = {
     "allocated": "weights and caches",
     "logits": "logits of a cycle",
-    "reserve": "reserve: graphs, buffers of a pass, other programs",
+    "pass": "the largest pass",
+    "graphs": "graphs of greedy cycles",
+    "reserve": "reserve: loaded kernels, other programs",
     "left_over": "left over",
     "gpu_memory": "memory of the GPU",
 }

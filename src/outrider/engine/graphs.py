@@ -179,13 +179,16 @@ class DeviceCycle:
         )
 
     def warm_up(self, max_rows: int) -> None:
-        """Capture what a running engine is likely to need, for up to so many rows, with no request in it."""
+        """Capture what a running engine is likely to need, for up to so many rows, with no request in it.
+
+        Of each form the largest comes first: what it leaves in the pool serves smaller ones, not the other way round.
+        """
         self._sent_numbers[:] = SPARE_COLUMN
         for is_sampled in (False, True):
-            for num_requests in buckets_up_to(self.max_seats, most=self.max_seats):
+            for num_requests in reversed(buckets_up_to(self.max_seats, most=self.max_seats)):
                 for draft_length in self.draft_buckets[:1]:
                     self._run_draft(num_requests, draft_length, is_sampled=is_sampled)
-            for num_rows in [self.rows_per_pass] if self.rows_per_pass else buckets_up_to(max_rows):
+            for num_rows in [self.rows_per_pass] if self.rows_per_pass else reversed(buckets_up_to(max_rows)):
                 if not is_sampled or self._fits(num_rows):
                     self._run_verify(num_rows, is_sampled=is_sampled)
 

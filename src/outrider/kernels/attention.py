@@ -9,59 +9,22 @@ only make the tile wider, and a tile that a row does not see changes nothing of 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.kernels import attention_sizes
+from outrider.kernels.attention_sizes import AttentionShape, Sizes, launch_of, num_stages, sizes_of
 from outrider.kernels.layer_cache import LayerCache
-from outrider.kernels.matmul import Limits, device_limits
+from outrider.kernels.matmul_sizes import device_limits
 
-SLIDING_CHUNK, FULL_CHUNK = 128, 64  # positions of a chunk, and of the first ones where they grow
-CHUNKS_A_LEVEL = tl.constexpr(8)  # chunks of one size before they double
-FULL_LEVELS = 4  # doublings
+CHUNKS_A_LEVEL = tl.constexpr(attention_sizes.CHUNKS_A_LEVEL)
 CHUNKS_AT_ONCE = tl.constexpr(16)  # that are fetched together to be joined
 JOINED_COLUMNS = 128  # of a head, by one program
-MOST_ROWS_WITH_PROGRAMS = 64  # of a pass; with more, programs that have nothing to do would be most of the time
-LONGEST_WINDOW = 4096  # positions; over more, chunks grow, or a long context would have too many
-SCRATCH_BYTES = 512 << 20  # for the parts of a pass; more rows than it has room for are served in turn
 LOG2_E = 1.4426950408889634
-MIN_HEAD_BLOCK, MIN_LINES = 16, 16  # least sizes of a matrix instruction
 SPAN_SIZE = tl.constexpr(5)
 NOT_SEEN = tl.constexpr(float("-inf"))
-
-
-class Tiling(NamedTuple):
-    """How the products are cut on one kind of GPU; `key_rows` and `num_warps` are the same for any number of rows."""
-
-    key_rows: int  # positions of a tile; a power of two, at most FULL_CHUNK
-    most_lines: int  # of a query tile: query heads of one key/value head times rows of a run
-    num_warps: int
-    num_programs: int  # on one multiprocessor
-    max_registers: int | None = None  # a thread; fewer than the compiler would take let two programs share
-
-
-HOPPER_TILINGS = {128: Tiling(64, 32, 8, 2, 128), 256: Tiling(64, 32, 4, 2), 512: Tiling(64, 64, 8, 1)}
-"""By head size, for GPUs whose instruction takes 64 keys at least."""
-OTHER_TILINGS = {128: Tiling(32, 32, 4, 2), 256: Tiling(32, 32, 4, 1), 512: Tiling(32, 16, 4, 1)}
-"""By head size, for GPUs whose instruction takes 16, and with less shared memory."""
-
-
-def tiling_for(head_size: int, limits: Limits) -> Tiling:
-    """The tiling of a head size on a device; constant, or rows would not get the same bits in every pass."""
-    size = 128 if head_size <= 128 else 256 if head_size <= 256 else 512
-    return (HOPPER_TILINGS if limits.is_hopper else OTHER_TILINGS)[size]
-
-
-def num_stages(tiling: Tiling, num_lines: int, head_block: int, limits: Limits) -> int:
-    """Tiles of keys, or of values with their scores, that are fetched ahead, as far as shared memory has room."""
-    room = limits.shared_bytes // tiling.num_programs - 4096
-    tile_bytes = 2 * tiling.key_rows * head_block
-    with_queries = (room - 2 * num_lines * head_block) // tile_bytes
-    with_scores = (room - 2 * tiling.key_rows * num_lines) // (tile_bytes + 4 * tiling.key_rows * num_lines)
-    return max(2, min(4, with_queries, with_scores))
 
 
 @triton.jit
@@ -307,60 +270,18 @@ def attention(
     """
     assert queries.stride()[1:] == (queries.shape[2], 1), f"heads of a row must be dense: {queries.stride()}"
     outputs = queries.new_empty(queries.shape)
-    sizes = _sizes(queries, cache)
+    shape = _shape(queries, cache)
+    sizes = sizes_of(len(queries), shape, device_limits(queries.device.index or 0))
     spans = spans.contiguous()
     for start in range(0, len(queries), sizes.rows_at_once):
         rows = slice(start, start + sizes.rows_at_once)
-        _attend(queries[rows], cache, fresh_k, fresh_v, spans[rows], outputs[rows], sizes, scale=scale)
+        _attend(queries[rows], cache, fresh_k, fresh_v, spans[rows], outputs[rows], shape, sizes, scale=scale)
     return outputs
 
 
-class _Sizes(NamedTuple):
-    """What launches for one shape of layer have in common."""
-
-    limits: Limits
-    tiling: Tiling
-    num_lines: int
-    head_block: int  # numbers of a head, up to a power of two
-    block_pages: int  # of a chunk, at most; 0 where pages are smaller than tiles of keys
-    num_parts: int  # places for a row's chunks; a chunk goes to the place that its number leaves as remainder
-    rows_at_once: int
-    constants: dict[str, int]  # of both kernels
-
-
-def _sizes(queries: Tensor, cache: LayerCache) -> _Sizes:
-    num_rows, num_heads, head_size = queries.shape
-    heads_a_group, page_size = num_heads // cache.keys.shape[2], cache.keys.shape[1]
-    limits = device_limits(queries.device.index or 0)
-    tiling = tiling_for(head_size, limits)
-    most_lines = max(tiling.most_lines, triton.next_power_of_2(heads_a_group))
-    num_lines = min(max(triton.next_power_of_2(max(num_rows, 1) * heads_a_group), MIN_LINES), most_lines)
-    seen = min(cache.window or cache.num_slots, cache.num_slots) + most_lines // heads_a_group
-    chunk, levels = (SLIDING_CHUNK, 0) if seen <= LONGEST_WINDOW else (FULL_CHUNK, FULL_LEVELS)
-    num_parts = most_chunks(seen, chunk=chunk, levels=levels)
-    row_bytes, run_rows = 4 * num_heads * (num_parts + 1) * (head_size + 2), most_lines // heads_a_group
-    most_pages = -(-(chunk << levels) // page_size) + (chunk % page_size > 0)
-    return _Sizes(
-        limits,
-        tiling,
-        num_lines,
-        head_block=max(triton.next_power_of_2(head_size), MIN_HEAD_BLOCK),
-        block_pages=0 if page_size % tiling.key_rows else triton.next_power_of_2(most_pages),
-        num_parts=num_parts,
-        rows_at_once=max(SCRATCH_BYTES // row_bytes // run_rows, 1) * run_rows,
-        constants={"HEAD_SIZE": head_size, "CHUNK": chunk, "LEVELS": levels},
-    )
-
-
-def most_chunks(num_positions: int, *, chunk: int, levels: int) -> int:
-    """Most chunks that so many successive positions touch, wherever they start."""
-    count = 1  # the first one may be entered at its end
-    for _ in range(levels):
-        if num_positions <= CHUNKS_A_LEVEL.value * chunk:
-            break
-        num_positions -= CHUNKS_A_LEVEL.value * chunk
-        count, chunk = count + CHUNKS_A_LEVEL.value, 2 * chunk
-    return count + -(-num_positions // chunk)
+def _shape(queries: Tensor, cache: LayerCache) -> AttentionShape:
+    (_, num_heads, head_size), (_, page_size, num_kv_heads, _) = queries.shape, cache.keys.shape
+    return AttentionShape(num_heads, num_kv_heads, head_size, cache.window, cache.num_slots, page_size)
 
 
 def _attend(
@@ -370,7 +291,8 @@ def _attend(
     fresh_v: Tensor | None,
     spans: Tensor,
     outputs: Tensor,
-    sizes: _Sizes,
+    shape: AttentionShape,
+    sizes: Sizes,
     *,
     scale: float,
 ) -> None:
@@ -380,39 +302,32 @@ def _attend(
     floats = queries.new_empty(0, dtype=torch.float32)
     slots = num_rows, num_heads, num_parts + 1
     sums, largest, totals = (floats.new_empty(*slots, *tail) for tail in ((head_size,), (), ()))
-    num_tiles = num_rows
-    if num_rows > MOST_ROWS_WITH_PROGRAMS:
-        num_tiles = triton.cdiv(num_rows, num_lines // (num_heads // num_groups))
-    most_keys = SLIDING_CHUNK if sizes.constants["LEVELS"] == 0 else FULL_CHUNK << FULL_LEVELS
-    sources = [(cache.keys, cache.values, num_parts, most_keys)]
+    sources = [(cache.keys, cache.values, launch_of(num_rows, shape, sizes))]
     if fresh_k is not None and fresh_v is not None:
-        sources.append((fresh_k[None], fresh_v[None], 1, len(fresh_k)))
-    for keys, values, parts_here, keys_here in sources:
+        sources.append((fresh_k[None], fresh_v[None], launch_of(num_rows, shape, sizes, num_fresh=len(fresh_k))))
+    for keys, values, launch in sources:
         assert keys.stride() == values.stride() and keys.stride(3) == 1, (keys.stride(), values.stride())  # noqa: PT018
-        num_items = parts_here * num_groups * num_tiles
-        num_programs = min(num_items, sizes.limits.num_processors * tiling.num_programs)
-        scores_stride = (triton.cdiv(keys_here, tiling.key_rows) + 1) * tiling.key_rows * num_lines
-        attention_part_kernel[(num_programs,)](
+        attention_part_kernel[(launch.num_programs,)](
             queries,
             keys,
             values,
             cache.table,
             spans,
-            floats.new_empty(num_programs * scores_stride),
+            floats.new_empty(launch.num_programs * launch.scores_stride),
             sums,
             largest,
             totals,
             num_rows,
-            num_items,
-            num_tiles,
+            launch.num_items,
+            launch.num_tiles,
             queries.stride(0),
             *keys.stride()[:3],
             cache.keys.shape[1],
             cache.table.shape[1],
             num_parts,
-            scores_stride,
+            launch.scores_stride,
             scale * LOG2_E,
-            WHOLE_TILES=num_tiles < num_rows,
+            WHOLE_TILES=launch.num_tiles < num_rows,
             FRESH_PART=keys is not cache.keys,
             NUM_GROUPS=num_groups,
             HEADS_A_GROUP=num_heads // num_groups,

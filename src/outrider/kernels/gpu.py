@@ -17,8 +17,9 @@ from outrider.kernels.attention import attention
 from outrider.kernels.heads import HeadNorms, HeadRows
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.low_bit import LowBitMatrix, joined, low_bit_matrix
-from outrider.kernels.matmul import MAX_GATED_ROWS, Products, merged
+from outrider.kernels.matmul import Products, merged
 from outrider.kernels.matmul_low_bit import low_bit_best, low_bit_product
+from outrider.kernels.matmul_sizes import MAX_GATED_ROWS
 from outrider.kernels.recording import Body
 from outrider.kernels.reference import TorchKernels
 from outrider.kernels.sampler import Sampler

@@ -14,16 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.kernels.low_bit import INT4_BLOCK, INT4_GROUP, LowBitMatrix
-from outrider.kernels.matmul import (
-    ROW_TILES,
-    TILE_OUTPUTS,
-    Limits,
-    Tiles,
-    best_of_tiles,
-    capped,
-    device_limits,
-    store_best,
-)
+from outrider.kernels.matmul import best_of_tiles, capped, store_best
+from outrider.kernels.matmul_sizes import ROW_TILES, TILE_OUTPUTS, Limits, Tiles, device_limits
 
 MAX_TILE_ROWS = 128
 MAX_STAGES = 8  # a stage of few bits is few bytes

@@ -156,7 +156,8 @@ class GemmaTarget:
                 visible = spans[windows.index(layer.spec.window)]
                 mixed = self._attend(layer, cache, normed, seats, positions, visible)
                 hidden, normed = self._feed(index, mixed, hidden, own_inputs[index])
-                outputs[index] = hidden
+                if index in tap_layers:  # a prompt's rows of all layers would be memory for nothing
+                    outputs[index] = hidden
             return [hidden, *(outputs[i] for i in tap_layers)]
 
         embedded, own_inputs = self._inputs(rows)
