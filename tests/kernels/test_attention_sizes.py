@@ -30,11 +30,11 @@ def test_a_places_for_every_chunk() -> None:
 
 
 def test_scratch_by_hand() -> None:
-    """One row of a full layer: 8 chunks each of 64, 128 and 256, the rest in chunks of 512, and two ends."""
-    num_parts = 1 + 8 * 3 + 10
+    """One row of a full layer: 8 chunks each of 64, 128, 256 and 512, the rest in chunks of 1,024, and an end."""
+    num_parts = 1 + 8 * 4 + 1
     parts = 4 * 32 * (num_parts + 1) * (512 + 2)
     programs, lines = min(num_parts * 4, 132), 16
-    scores = 4 * programs * (512 + 64) * lines
+    scores = 4 * programs * (1024 + 64) * lines
     assert sizes_of(1, FULL, HOPPER).num_parts == num_parts
     assert scratch_bytes(1, FULL, HOPPER) == parts + scores
     assert scratch_bytes(1, FULL, HOPPER, num_fresh=16) == parts + scores  # fewer programs, fewer keys
