@@ -13,8 +13,8 @@ from tests.kernels.triton_compile import SHARED_LIMITS_BYTES, compile_cases
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 MAX_SPILLED_BYTES = 96  # of stack, a thread
-# One program that spills is quicker here than two that compute every score twice (experiments/LOG.md).
-MAX_SPILLED_WHOLE_VALUES = {"attention full": 768, "attention long": 768}
+# Sums of 64 lines over a head of 512 leave few registers; 32 lines would read keys twice and are slower.
+MAX_SPILLED_OF_LARGE_SUMS = {"attention full": 256, "attention long": 256}
 QUICK = ("product 16", "int4 product 16")
 
 
@@ -25,7 +25,7 @@ def check(architecture: int, *names: str) -> None:
         assert launches, f"{name} launched nothing"
         for taken in launches:
             assert taken["shared"] <= SHARED_LIMITS_BYTES[architecture], (name, taken)
-            assert taken["spilled"] <= MAX_SPILLED_WHOLE_VALUES.get(name, MAX_SPILLED_BYTES), (name, taken)
+            assert taken["spilled"] <= MAX_SPILLED_OF_LARGE_SUMS.get(name, MAX_SPILLED_BYTES), (name, taken)
 
 
 def test_some_kernels_compile_for_hopper() -> None:
