@@ -11,10 +11,10 @@ from torch import Tensor
 
 from outrider.benchmarking.flips import Difference, FlipCount, Scored, count_flips, differences, first_difference
 from outrider.kernels.reference import TorchKernels
-from outrider.models.attention import allocate_caches
+from outrider.models.attention import Rows, allocate_caches
 from outrider.models.gemma import GemmaTarget
 from tests.cases.common import text_rows
-from tests.toy import CPU, toy_target
+from tests.toy import toy_target
 
 NUM_TOKENS = 64
 
@@ -74,13 +74,17 @@ def logits_of(target: GemmaTarget, token_ids: list[int], *, piece: int) -> Tenso
         context_length=NUM_TOKENS,
         max_rows=NUM_TOKENS,
         dtype=torch.bfloat16,
-        device=CPU,
+        device=target.device,
     )
-    starts = range(0, len(token_ids), piece)
-    hidden = [target.forward(text_rows(token_ids[at : at + piece], at), caches).hidden for at in starts]
+    pieces = [text_rows(token_ids[at : at + piece], at) for at in range(0, len(token_ids), piece)]
+    hidden = [target.forward(on_device(rows, target.device), caches).hidden for rows in pieces]
     normed = target.kernels.rms_norm(torch.cat(hidden), target.final_norm, eps=target.config.rms_norm_eps)
-    head = TorchKernels(torch.float32, CPU)  # as on a GPU: bfloat16 logits would tie exactly and by the dozen
+    head = TorchKernels(torch.float32, target.device)  # as on a GPU: bfloat16 logits would tie exactly and by the dozen
     return head.logits(normed.float(), target.embedding.float(), cap=target.config.final_logit_softcapping)
+
+
+def on_device(rows: Rows, device: torch.device) -> Rows:
+    return Rows(rows.token_ids.to(device), rows.seats.to(device), rows.positions.to(device))
 
 
 def flips(one_pass: Tensor, stepwise: Tensor, tolerance: float) -> tuple[list[Difference], FlipCount]:
