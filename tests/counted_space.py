@@ -52,6 +52,11 @@ class CountedSpace(CacheSpace):
     def flush(self) -> None:
         """There is nothing but a count."""
 
+    def is_published(self, seat: int, *, num_tokens: int) -> bool:
+        """All that is offered is noted."""
+        del seat, num_tokens
+        return False
+
     def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
         """Note it."""
         assert self.pages(len(token_ids)) <= self.used[seat]

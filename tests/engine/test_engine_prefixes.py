@@ -69,6 +69,23 @@ def test_the_same_prompt_twice_at_once() -> None:
     assert_at_rest(kv_cache)
 
 
+def test_a_text_is_put_together_only_when_it_has_a_new_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To do so for every token would cost a long text more than its cycles."""
+    engine, kv_cache = new_engine()
+    offered = list[int]()
+    publish = kv_cache.publish
+
+    def noted(seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
+        offered.append(len(token_ids) // PAGE_SIZE)
+        publish(seat, token_ids, boundaries)
+
+    monkeypatch.setattr(kv_cache, "publish", noted)
+    (request,) = run(engine, PROMPT, params=SamplingParams(max_tokens=24, num_speculative_tokens=0))
+    assert offered == sorted(set(offered))
+    assert offered[-1] == (len(PROMPT) + 23) // PAGE_SIZE
+    assert len(request.output_token_ids) == 24
+
+
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
 def test_a_prompt_dropped_half_way_leaves_what_it_had(num_steps: int) -> None:
     engine, kv_cache = new_engine()

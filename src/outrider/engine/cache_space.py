@@ -44,6 +44,10 @@ class CacheSpace(Protocol):
         """Let passes that are launched from now on see what was reserved and released."""
         ...
 
+    def is_published(self, seat: int, *, num_tokens: int) -> bool:
+        """True where to publish the seat's first so many tokens would change nothing."""
+        ...
+
     def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
         """Let later texts share the seat's first positions, which hold `token_ids`; after each pass of a prompt.
 
@@ -91,6 +95,11 @@ class SeatSpace:
 
     def flush(self) -> None:
         """Every seat always has its page."""
+
+    def is_published(self, seat: int, *, num_tokens: int) -> bool:
+        """Nothing is shared."""
+        del seat, num_tokens
+        return True
 
     def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
         """Nothing is shared."""
@@ -142,6 +151,10 @@ class PagedSpace:
     def flush(self) -> None:
         """Copy page tables to a device that has its own."""
         self.kv_cache.flush()
+
+    def is_published(self, seat: int, *, num_tokens: int) -> bool:
+        """Most cycles complete no page."""
+        return num_tokens // self.kv_cache.plan.page_size <= len(self.kv_cache.page_keys[seat])
 
     def publish(self, seat: int, token_ids: Sequence[int], boundaries: Sequence[int]) -> None:
         """Whole pages only."""

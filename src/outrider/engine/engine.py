@@ -505,8 +505,11 @@ class Engine:
                 self._settle(request)
 
     def _publish(self, request: RequestState, num_tokens: int) -> None:
-        """Offer the first tokens to later requests. Their rows are in the caches for certain: the anchor's is not."""
-        if request.given is None:
+        """Offer the first tokens to later requests. Their rows are in the caches for certain: the anchor's is not.
+
+        To put a long text together takes as long as much of a cycle: only where there is something to offer.
+        """
+        if request.given is None and not self.scheduler.space.is_published(request.seat, num_tokens=num_tokens):
             token_ids = request.prefill_token_ids
             boundaries = sorted({*request.boundaries, len(request.prompt_token_ids), len(token_ids)})
             self.scheduler.space.publish(request.seat, token_ids[:num_tokens], boundaries)
