@@ -6,6 +6,7 @@ import gc
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -90,10 +91,18 @@ def random_prompt(work: DecodeWork, *, run: str, index: int, vocab_size: int) ->
     return [2, *(chosen.randrange(LOWEST_ID, min(HIGHEST_ID, vocab_size)) for _ in range(work.prompt_tokens - 1))]
 
 
-def time_decoding(work: DecodeWork, cells: Sequence[Cell], *, progress: Callable[[str], None]) -> dict[str, Any]:
+def time_decoding(
+    work: DecodeWork,
+    cells: Sequence[Cell],
+    *,
+    progress: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None] = lambda _found: None,
+) -> dict[str, Any]:
     """Everything about all cells, as JSON can hold it. Weights are made once.
 
-    ConfigError where a cell asks for more than drafter or engine can do. `progress` hears of each of `num_steps` steps.
+    A cell that fails is named under `failed` with its `fault`, and the others go on. ConfigError where a cell asks for
+    more than drafter or engine can do. `progress` hears of each of `num_steps` steps, `keep` after each cell of all
+    that is there.
     """
     device = resolve_device(work.device)
     with_drafter = any(cell.num_speculative_tokens > 0 for cell in cells)
@@ -115,7 +124,7 @@ def time_decoding(work: DecodeWork, cells: Sequence[Cell], *, progress: Callable
     configs = [engine_config(of_cell, cell, models, device) for of_cell, cell in zip(works, cells, strict=True)]
     progress("bandwidth")
     bandwidth = read_bandwidth(device)
-    return {
+    found: dict[str, Any] = {
         "target": work.target,
         "kernels": models.target.kernels.name,
         "row_invariant": models.target.kernels.row_invariant,
@@ -123,12 +132,40 @@ def time_decoding(work: DecodeWork, cells: Sequence[Cell], *, progress: Callable
         "weights_s": weights_s,
         "read_tb_per_s": bandwidth / 1e12,
         "work": asdict(work),
-        "cells": [
-            time_cell(models, cell, of_cell, config, bandwidth=bandwidth, progress=progress)
-            for cell, of_cell, config in zip(cells, works, configs, strict=True)
-        ],
+        "cells": [],
+        "failed": [],
         "environment": environment.describe(),
     }
+    for cell, of_cell, config in zip(cells, works, configs, strict=True):
+        _try_cell(found, models, cell, of_cell, config, bandwidth=bandwidth, progress=progress)
+        keep(found)
+    return found
+
+
+def _try_cell(
+    found: dict[str, Any],
+    models: Models,
+    cell: Cell,
+    work: DecodeWork,
+    config: EngineConfig,
+    *,
+    bandwidth: float,
+    progress: Callable[[str], None],
+) -> None:
+    """Add the cell to what was found, or what made it fail; nothing of it stays in memory either way."""
+    try:
+        figures = time_cell(models, cell, work, config, bandwidth=bandwidth, progress=progress)
+        found["cells"].append(figures)
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001 - out of memory, a kernel's fault: another cell may do
+        key = {"num_speculative_tokens": cell.num_speculative_tokens, "batch": cell.batch}
+        fault = f"{type(error).__name__}: {error}"
+        found["failed"].append({**key, "prompt_tokens": work.prompt_tokens, "fault": fault})
+    gc.unfreeze()
+    gc.collect()
+    with suppress(RuntimeError):  # a device that is broken says so once more, in the next cell
+        torch.cuda.empty_cache()  # what a failed cell held has sizes that another does not ask for
 
 
 def num_steps(work: DecodeWork, cells: Sequence[Cell]) -> int:
@@ -201,8 +238,6 @@ def time_cell(
     if work.is_exactness_checked:
         progress(f"{name} exactness")
         is_exact = is_cell_exact(models, cell, work)
-    gc.unfreeze()
-    gc.collect()
     return {
         **asdict(cell),
         "prompt_tokens": work.prompt_tokens,

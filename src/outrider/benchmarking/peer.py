@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ _NESTED_SITES = ("nvidia_cutlass_dsl/dsl_packages",)
 # Nothing is to be fetched or sent while it is timed.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 _GONE_AFTER_S = 15.0
+_POLL_S = 0.5
 _NUM_LAST_LINES, _MAX_LINE_CHARACTERS = 4, 300
 _UNIFORM_ROUTING = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}  # a router of noise prefers some experts
 
@@ -51,10 +52,12 @@ def run_peer(
     folder: Path,
     work: dict[str, Any],
     timeout_s: float,
+    keep: Callable[[dict[str, Any]], None] = lambda _result: None,
 ) -> dict[CellKey, dict[str, Any]]:
     """The peer's figures by cell, a process for each draft length; EngineFault with its own words where one fails.
 
-    `work` has max_tokens, context_length and runs; configs, results and logs are written to `folder`.
+    `work` has max_tokens, context_length and runs; configs, results and logs are written to `folder`. `keep` hears each
+    cell's figures as they come, those before a failure too.
     """
     model, drafter = write_dummy_configs(target, folder)
     found: dict[CellKey, dict[str, Any]] = {}
@@ -67,7 +70,7 @@ def run_peer(
         arguments += ["--prompt-tokens", *_different(cell.prompt_tokens for cell in of_length)]
         for name, value in work.items():
             arguments += [f"--{name.replace('_', '-')}", str(value)]
-        for result in _run_script(arguments, target, site, folder / f"vllm-n{length}", timeout_s):
+        for result in _run_script(arguments, target, site, folder / f"vllm-n{length}", timeout_s, keep):
             found[cell_key(result)] = result
     return found
 
@@ -77,7 +80,12 @@ def _different(numbers: Iterable[int]) -> list[str]:
 
 
 def _run_script(
-    arguments: Sequence[str], target: str, site: Path | None, stem: Path, timeout_s: float
+    arguments: Sequence[str],
+    target: str,
+    site: Path | None,
+    stem: Path,
+    timeout_s: float,
+    keep: Callable[[dict[str, Any]], None],
 ) -> list[dict[str, Any]]:
     """The script's results, from STEM.jsonl; all that it and its own processes say goes to STEM.log."""
     out, log = stem.with_suffix(".jsonl"), stem.with_suffix(".log")
@@ -86,17 +94,35 @@ def _run_script(
         peer = subprocess.Popen(
             command, stdout=file, stderr=file, env=_environment(target, site), start_new_session=True
         )
-        try:
-            code = peer.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            _end_all(peer)
+        code, results = _watch(peer, out, timeout_s, keep)
     if code is None:
         raise EngineFault(f"the peer took longer than {timeout_s:.0f} s. Raise --peer-timeout-s. {_last_words(log)}")
     if code or not out.exists():
         raise EngineFault(f"the peer failed with exit code {code}. {_last_words(log)}")
-    return [json.loads(line) for line in out.read_text().splitlines()]
+    return results
+
+
+def _watch(
+    peer: subprocess.Popen[bytes], out: Path, timeout_s: float, keep: Callable[[dict[str, Any]], None]
+) -> tuple[int | None, list[dict[str, Any]]]:
+    """The peer's exit code, None where it took too long, and its results. However this ends, the peer is gone then."""
+    deadline_s, results = time.monotonic() + timeout_s, list[dict[str, Any]]()
+    try:
+        while peer.poll() is None and (left_s := deadline_s - time.monotonic()) > 0:
+            with suppress(subprocess.TimeoutExpired):
+                peer.wait(min(_POLL_S, left_s))
+            for result in _results(out)[len(results) :]:
+                results.append(result)
+                keep(result)
+        return peer.returncode, results
+    finally:
+        _end_all(peer)
+
+
+def _results(out: Path) -> list[dict[str, Any]]:
+    """Of the lines that are written to their end."""
+    lines = out.read_text().splitlines(keepends=True) if out.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _end_all(peer: subprocess.Popen[bytes]) -> None:

@@ -133,6 +133,7 @@ def main(arguments: Sequence[str]) -> None:
         for batch, prompt_tokens in product(asked.batches, asked.prompt_tokens):
             found = time_cell(llm, sampling, asked, batch=batch, prompt_tokens=prompt_tokens)
             file.write(json.dumps({**found, "boot_s": boot_s, "packages": packages}) + "\n")
+            file.flush()  # or it is lost where a later one fails
 
 
 def _is_installed(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -49,8 +50,41 @@ def _without_key(arguments: Sequence[str]) -> list[str]:
 
 
 def write_record(record: dict[str, Any], path: Path) -> None:
-    """Write a record; an existing file is kept, since records are append-only."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("x") as file:
-        json.dump(record, file, indent=1)
-        file.write("\n")
+    """Write a whole record; an existing file is kept, since records are append-only."""
+    RecordFile(path).write(record)
+
+
+class RecordFile:
+    """The new file of a record that is written again whenever more is found, so that a run that is stopped keeps it.
+
+    Until nothing is missing the record says `complete: false`, and under `missing` an object for each thing that is.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """Nothing is written before `write` is called; None keeps nothing."""
+        self._path = path
+        self._kept = ""
+
+    def write(self, record: dict[str, Any], *, missing: Sequence[dict[str, Any]] = ()) -> None:
+        """Put the record in the place of the one before it, whole at any time; FileExistsError for a file of others."""
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._kept:
+            self._path.open("x").close()
+        temporary = self._path.with_name(f"{self._path.name}.part")
+        with temporary.open("w") as file:
+            json.dump({**record, "complete": False, "missing": list(missing)} if missing else record, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
+        rows = f"{len(record['rows'])} row{'' if len(record['rows']) == 1 else 's'}"
+        self._kept = f"{self._path} has {rows}" + (f", {len(missing)} missing" if missing else "")
+
+    @property
+    def kept(self) -> str:
+        """What a run that ends now leaves behind, in words."""
+        if self._path is None:
+            return "nothing was kept; --record FILE keeps what is finished"
+        return self._kept or f"nothing was finished, so there is no {self._path}"

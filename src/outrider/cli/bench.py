@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from outrider.backends.dummy_configs import DUMMY_NAMES, dummy_target_config
-from outrider.benchmarking.decode import CellKey, CellPlan, decode_record, number_list, plan_cells, run_ours, summarize
+from outrider.benchmarking.decode import DecodeTable, cell_key, number_list, plan_cells, run_ours
 from outrider.benchmarking.peer import check_peer, run_peer
-from outrider.benchmarking.record import write_record
+from outrider.benchmarking.record import RecordFile
 from outrider.cli import bench_compare, bench_quality, bench_report, bench_run, bench_soak, bench_verify, options
-from outrider.cli.output import emit_json, new_file, progress_bar, progress_line, show
-from outrider.errors import ConfigError
+from outrider.cli.bench_tables import kernel_table, show_decode
+from outrider.cli.output import emit_json, new_file, progress_bar, progress_line, show, stoppable
+from outrider.errors import ConfigError, EngineFault
 
 app = typer.Typer(no_args_is_help=True, help="Measure servers and arms; time decoding and kernels on made-up weights.")
 app.command()(bench_run.run)
@@ -30,7 +29,6 @@ app.command()(bench_verify.verify)
 app.command()(bench_quality.quality)
 
 TargetName = Annotated[str, typer.Option(help=f"One of {', '.join(DUMMY_NAMES)}: weights are made up.")]
-SHOWN_KERNELS = 12
 MIN_PEER_CONTEXT = 8192
 
 
@@ -89,18 +87,28 @@ def decode(
         "--prompt-tokens": prompt_tokens,
         "--acceptance-length": acceptance_length,
     }
-    theirs: dict[CellKey, dict[str, Any]] = {}
-    if peer is None:
-        ours = [_time_here(settings, cells)]
-    else:
-        check_peer(peer, peer_site, cells)
-        with _log_folder(peer_logs) as folder:
-            ours, theirs = _time_both(settings, lists, cells, site=peer_site, folder=folder, timeout_s=peer_timeout_s)
-    if record is not None:
-        write_record(decode_record(ours, theirs), record)
-    summary = summarize(ours, theirs)
-    result = {**ours[0], "summary": summary, "again": ours[1:], "peer": list(theirs.values())}
-    emit_json(result) if as_json else _show_decode(result)
+    table, file = DecodeTable(cells, has_peer=peer is not None), RecordFile(record)
+    with stoppable(file):
+        if peer is None:
+            _time_here(settings, table, file)
+        else:
+            check_peer(peer, peer_site, cells)
+            with _log_folder(peer_logs) as folder:
+                _time_both(settings, lists, table, file, site=peer_site, folder=folder, timeout_s=peer_timeout_s)
+    missing = table.missing()
+    result = {
+        **table.ours[0],
+        "summary": table.summary(),
+        "again": table.ours[1:],
+        "peer": list(table.peer.values()),
+        "missing": missing,
+    }
+    emit_json(result) if as_json else show_decode(result)
+    for each in missing:
+        where = f"n={each['num_speculative_tokens']}, batch {each['batch']}, prompt {each['prompt_tokens']}"
+        progress_line(f"missing: {each['arm']}, {where}: {each['fault'] or 'not come to'}")
+    if missing:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -123,61 +131,82 @@ def kernel(
         result = kernel_timing.time_kernels(
             target, kinds=kinds, rows=numbers[0], contexts=numbers[1], kernels=kernels, device=device, progress=report
         )
-    emit_json(result) if as_json else show(_kernel_table(result))
+    emit_json(result) if as_json else show(kernel_table(result))
 
 
-def _kernel_table(result: dict[str, Any]) -> Table:
-    table = Table(title=f"{result['target']}: kernels alone; reads reach {result['read_tb_per_s']:.2f} TB/s")
-    for column in ("kernel", "rows", "context", "set", "µs", "TB/s", "of floor", "error", "same as alone"):
-        table.add_column(column, justify="left" if column in ("kernel", "set") else "right")
-    for row in result["rows"]:
-        table.add_row(
-            row["name"],
-            str(row["rows"]),
-            "–" if row["context"] is None else str(row["context"]),
-            row["kernels"],
-            _number(row["us"], 1),
-            _number(row["tb_per_s"]),
-            _share(row["floor_share"]),
-            f"{row['error']:.1e}",
-            "yes" if row["same_as_alone"] else "no",
-        )
-    return table
-
-
-def _time_here(settings: dict[str, Any], cells: Sequence[CellPlan]) -> dict[str, Any]:
+def _time_here(settings: dict[str, Any], table: DecodeTable, file: RecordFile) -> None:
     from outrider.backends import decode_timing
 
-    work = decode_timing.DecodeWork(**settings, prompt_tokens=max(cell.prompt_tokens for cell in cells))
-    planned = [decode_timing.Cell(**asdict(cell)) for cell in cells]
+    work = decode_timing.DecodeWork(**settings, prompt_tokens=max(cell.prompt_tokens for cell in table.plan))
+    planned = [decode_timing.Cell(**asdict(cell)) for cell in table.plan]
+
+    def keep(found: dict[str, Any]) -> None:
+        table.ours = [found]
+        file.write(table.record(), missing=table.missing())
+
     with progress_bar(decode_timing.num_steps(work, planned)) as report:
-        return decode_timing.time_decoding(work, planned, progress=report)
+        decode_timing.time_decoding(work, planned, progress=report, keep=keep)
 
 
 def _time_both(
     settings: dict[str, Any],
     lists: dict[str, str | None],
-    cells: Sequence[CellPlan],
+    table: DecodeTable,
+    file: RecordFile,
     *,
     site: Path | None,
     folder: Path,
     timeout_s: float,
-) -> tuple[list[dict[str, Any]], dict[CellKey, dict[str, Any]]]:
-    """Ours, the peer, ours again, each in a process of its own; parts and exactness are looked at once."""
+) -> None:
+    """Ours, the peer, ours again, each in a process of its own; parts and exactness are looked at once.
+
+    There is no second pass of ours where there is nothing of the peer's between the two.
+    """
     progress_line("ours, before the peer")
-    before = run_ours(_arguments(settings, lists))
-    (folder / "ours.json").write_text(json.dumps(before))
+    _run_ours(_arguments(settings, lists), 0, table, file, folder)
     progress_line("the peer; a start takes minutes")
-    longest = max(cell.prompt_tokens for cell in cells) + settings["max_tokens"] + 1
+    longest = max(cell.prompt_tokens for cell in table.plan) + settings["max_tokens"] + 1
     work = {
         "max_tokens": settings["max_tokens"],
         "context_length": max(MIN_PEER_CONTEXT, settings["context_length"] or 0, longest),
         "runs": settings["num_runs"],
     }
-    theirs = run_peer(settings["target"], cells, site=site, folder=folder, work=work, timeout_s=timeout_s)
-    progress_line("ours, after the peer")
-    again = {**settings, "num_traced_cycles": 0, "is_exactness_checked": False}
-    return [before, run_ours(_arguments(again, lists))], theirs
+    _run_peer(settings["target"], table, file, site=site, folder=folder, work=work, timeout_s=timeout_s)
+    if table.peer:
+        progress_line("ours, after the peer")
+        again = {**settings, "num_traced_cycles": 0, "is_exactness_checked": False}
+        _run_ours(_arguments(again, lists), 1, table, file, folder)
+
+
+def _run_ours(arguments: list[str], number: int, table: DecodeTable, file: RecordFile, folder: Path) -> None:
+    """A pass of ours into the table; one that is not the first may fail."""
+
+    def keep(found: dict[str, Any]) -> None:
+        table.ours[number:] = [found]
+        file.write(table.record(), missing=table.missing())
+
+    try:
+        run_ours(arguments, folder / ("again.json" if number else "ours.json"), keep)
+    except EngineFault as fault:
+        if not number:
+            raise
+        progress_line(f"failed: {fault}")
+
+
+def _run_peer(target: str, table: DecodeTable, file: RecordFile, **how: Any) -> None:
+    """The peer into the table, a start for each draft length; where one fails the others go on."""
+
+    def keep(found: dict[str, Any]) -> None:
+        table.peer[cell_key(found)] = found
+        file.write(table.record(), missing=table.missing())
+
+    for length in sorted({cell.num_speculative_tokens for cell in table.plan}):
+        cells = [cell for cell in table.plan if cell.num_speculative_tokens == length]
+        try:
+            run_peer(target, cells, keep=keep, **how)
+        except EngineFault as fault:
+            table.peer_faults |= {cell.key: str(fault) for cell in cells if cell.key not in table.peer}
+            file.write(table.record(), missing=table.missing())
 
 
 @contextmanager
@@ -200,79 +229,6 @@ def _arguments(settings: dict[str, Any], lists: dict[str, str | None]) -> list[s
     flag = values.pop("--is-exactness-checked")
     given = [text for name, value in values.items() if value is not None for text in (name, str(value))]
     return [*given, *(["--check-exact"] if flag else [])]
-
-
-def _show_decode(result: dict[str, Any]) -> None:
-    show(_decode_table(result))
-    for cell in result["cells"]:
-        if cell["parts"]:
-            show(_parts_table(cell))
-
-
-def _decode_table(result: dict[str, Any]) -> Table:
-    title = f"{result['target']} on {result['kernels']} kernels, reads reach {result['read_tb_per_s']:.2f} TB/s"
-    columns = (
-        "n",
-        "batch",
-        "prompt",
-        "prefill s",
-        "accepted",
-        "tok/s",
-        "ms/cycle",
-        "of floor",
-        "gap p50, p99 µs",
-        "ready s",
-        "exact",
-        "peer tok/s",
-        "ratio",
-        "peer prefill s",
-        "ratio of prefill",
-    )
-    table = Table(title=title)
-    for column in columns:
-        table.add_column(column, justify="right")
-    for row, cell in zip(result["summary"], result["cells"], strict=True):
-        exact = {None: "–", True: "yes", False: "NO"}[row["bit_exact"]]
-        table.add_row(
-            str(row["num_speculative_tokens"]),
-            str(row["batch"]),
-            str(row["prompt_tokens"]),
-            _number(row["prefill_s"], 3),
-            _number(cell["measured_acceptance_length"]),
-            _number(row["tokens_per_s"], 1),
-            _number(row["ms_per_cycle"]),
-            _share(row["floor_share"]),
-            f"{_number(cell['gap_p50_us'], 0)}, {_number(cell['gap_p99_us'], 0)}",
-            _number(cell["ready_s"], 1),
-            exact,
-            _number(row["peer_tokens_per_s"], 1),
-            _number(row["ratio"]),
-            _number(row["peer_prefill_s"], 3),
-            _number(row["prefill_ratio"]),
-        )
-    return table
-
-
-def _parts_table(cell: dict[str, Any]) -> Table:
-    where = f"n={cell['num_speculative_tokens']}, batch {cell['batch']}, prompt {cell['prompt_tokens']}"
-    table = Table(title=f"{where}: where a cycle goes")
-    for column in ("half", "part", "ms", "floor ms", "TB/s", "of floor"):
-        table.add_column(column, justify="left" if column in ("half", "part") else "right")
-    for row in cell["parts"]:
-        figures = (_number(row["ms"]), _number(row["floor_ms"]), _number(row["tb_per_s"]), _share(row["floor_share"]))
-        table.add_row(row["half"], row["part"], *figures)
-    for kernel in cell["kernels_seen"][:SHOWN_KERNELS]:
-        described = f"{kernel['part']}: {kernel['kernel']:.40} {kernel['grid']} × {kernel['per_cycle']:g}"
-        table.add_row(kernel["half"], described, _number(kernel["us"] * kernel["per_cycle"] / 1e3), "", "", "")
-    return table
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f} %"
 
 
 app.command()(bench_report.report)

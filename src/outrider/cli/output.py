@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from outrider.benchmarking.record import RecordFile
 from outrider.errors import ConfigError
 
 console = Console(stderr=True)
@@ -48,6 +50,23 @@ def progress_bar(num_steps: int) -> Iterator[Callable[[str], None]]:
 
         yield report
         bar.update(task, completed=num_steps)
+
+
+@contextmanager
+def stoppable(file: RecordFile) -> Iterator[None]:
+    """What SIGTERM stops as Ctrl-C does, with exit code 1; either way it is said what the record has kept."""
+
+    def stop(_signal: int, _frame: object) -> None:
+        raise SystemExit(1)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        progress_line(f"stopped: {file.kept}")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def new_file(option: str, path: Path | None) -> None:
