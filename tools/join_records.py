@@ -20,7 +20,8 @@ SAME = ("schema", "name", "workload")
 def join_records(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Rows and summaries of all, the first one's environment; later arms carry their own and a number in their names.
 
-    ConfigError for fewer than two, and for records of different kinds or workloads.
+    What is missing of any is missing of the joined one, which is then no more complete than they are. ConfigError for
+    fewer than two, and for records of different kinds or workloads.
     """
     if len(records) < 2:
         raise ConfigError("one record is joined with nothing. Give two or more.")
@@ -29,6 +30,7 @@ def join_records(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if any(record[key] != first[key] for record in records):
             raise ConfigError(f"the records differ in {key}, so they are not parts of one table.")
     joined = {**first, "arms": [], "rows": [], "summary": []}
+    missing: list[dict[str, Any]] = []
     joined["command"] = " && ".join(record["command"] for record in records)
     for number, record in enumerate(records, start=1):
         names = {arm["name"]: _numbered(arm["name"], number) for arm in record["arms"]}
@@ -36,7 +38,13 @@ def join_records(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         joined["arms"] += [{**arm, "name": names[arm["name"]], **about} for arm in record["arms"]]
         joined["rows"] += [{**row, "arm": names[row["arm"]]} for row in record["rows"]]
         joined["summary"] += record["summary"] if isinstance(record["summary"], list) else [record["summary"]]
-    return joined
+        absent = record.get("missing", ())
+        missing += [{**each, "arm": names.get(each["arm"], _numbered(each["arm"], number))} for each in absent]
+    return {**joined, "complete": False, "missing": missing} if missing else _whole(joined)
+
+
+def _whole(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key not in ("complete", "missing")}
 
 
 def _numbered(name: str, number: int) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outrider.benchmarking import decode
-from outrider.benchmarking.decode import CellPlan, decode_record, plan_cells, run_ours, summarize
+from outrider.benchmarking.decode import CellKey, CellPlan, DecodeTable, plan_cells, read_result, run_ours
+from outrider.benchmarking.record import RecordFile
 from outrider.errors import ConfigError, EngineFault
 
 
@@ -77,6 +79,7 @@ def ours(
         "is_synthetic": True,
         "work": {"target": "31b", "max_tokens": 512},
         "cells": [cell],
+        "failed": [],
         "environment": {"python": "3.12"},
     }
 
@@ -94,8 +97,13 @@ PEER = {
 }
 
 
+def table(passes: list[dict[str, Any]], peer: dict[CellKey, dict[str, Any]] | None = None) -> DecodeTable:
+    plan = [CellPlan(num_speculative_tokens=7, batch=1, prompt_tokens=512, acceptance_length=5.23)]
+    return DecodeTable(plan, has_peer=bool(peer), ours=passes, peer=peer or {})
+
+
 def test_a_summary_is_the_mean_of_ours_beside_the_peer() -> None:
-    (row,) = summarize([ours(250.0, floor_share=0.8), ours(375.0, floor_share=0.9)], PEER)
+    (row,) = table([ours(250.0, floor_share=0.8), ours(375.0, floor_share=0.9)], PEER).summary()
     assert row == {
         "target": "31b",
         "num_speculative_tokens": 7,
@@ -112,14 +120,14 @@ def test_a_summary_is_the_mean_of_ours_beside_the_peer() -> None:
         "peer_prefill_s": 0.04,
         "prefill_ratio": pytest.approx(0.8),
     }
-    (alone,) = summarize([ours(280.0, floor_share=None, acceptance_length=None)])
+    (alone,) = table([ours(280.0, floor_share=None, acceptance_length=None)]).summary()
     assert alone["acceptance_length"] == 5.1
     assert (alone["peer_tokens_per_s"], alone["ratio"], alone["floor_share"]) == (None, None, None)
     assert (alone["peer_prefill_s"], alone["prefill_ratio"]) == (None, None)
 
 
 def test_a_record_holds_both_passes_and_the_peer_between() -> None:
-    record = decode_record([ours(280.0), ours(320.0)], PEER)
+    record = table([ours(280.0), ours(320.0)], PEER).record()
     json.dumps(record)
     assert [arm["name"] for arm in record["arms"]] == ["outrider", "vllm", "outrider, again"]
     assert [(row["arm"], row["tokens_per_s"]) for row in record["rows"]] == [
@@ -132,11 +140,63 @@ def test_a_record_holds_both_passes_and_the_peer_between() -> None:
     assert record["workload"]["sha256"]
 
 
+def test_what_is_missing_is_named_by_arm_and_cell_with_its_fault() -> None:
+    found = DecodeTable(plan_cells("0,7", "1", "5.23"), has_peer=True)
+    assert [(each["arm"], each["num_speculative_tokens"]) for each in found.missing()] == [
+        ("outrider", 0),
+        ("outrider", 7),
+        ("vllm", 0),
+        ("vllm", 7),
+        ("outrider, again", 0),
+        ("outrider, again", 7),
+    ]
+    plain = {"num_speculative_tokens": 0, "batch": 1, "prompt_tokens": 512}
+    found.ours, found.peer = [{**ours(280.0), "failed": [{**plain, "fault": "no memory"}]}], PEER
+    found.peer_faults = {(0, 1, 512): "the peer failed"}
+    assert [(each["arm"], each["num_speculative_tokens"], each["fault"]) for each in found.missing()] == [
+        ("outrider", 0, "no memory"),
+        ("vllm", 0, "the peer failed"),
+        ("outrider, again", 0, None),
+        ("outrider, again", 7, None),
+    ]
+    assert [row["ratio"] for row in found.summary()] == [280.0 / 250.0]
+    found.ours.append(ours(320.0))
+    assert not any(each["num_speculative_tokens"] for each in found.missing())
+
+
+def test_a_pass_is_read_back_from_its_record(tmp_path: Path) -> None:
+    path = tmp_path / "ours.json"
+    assert read_result(path) == {"cells": [], "failed": []}
+    found = DecodeTable(plan_cells("0,7", "1", "5.23"), ours=[ours(280.0)])
+    RecordFile(path).write(found.record(), missing=found.missing())
+    assert read_result(path) == ours(280.0)
+    (failed,) = read_result(path, unfinished="its process ended")["failed"]
+    assert failed == {"num_speculative_tokens": 0, "batch": 1, "prompt_tokens": 512, "fault": "its process ended"}
+
+
 @pytest.mark.parametrize(("code", "error"), [(2, ConfigError), (1, EngineFault)])
 def test_our_own_failure_keeps_its_exit_code(
-    code: int, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+    code: int, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = subprocess.CompletedProcess([], code, stdout="")
-    monkeypatch.setattr(decode.subprocess, "run", lambda *_, **__: done)
-    with pytest.raises(error, match=f"exit code {code}"):
-        run_ours(["--target", "31b"])
+    monkeypatch.setattr(decode.sys, "executable", script(tmp_path, f"raise SystemExit({code})"))
+    with pytest.raises(error, match=f"exit code {code}" if code == 1 else "refused its settings"):
+        run_ours(["--target", "31b"], tmp_path / "ours.json", lambda _found: None)
+
+
+def test_a_pass_that_dies_leaves_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = DecodeTable(plan_cells("0,7", "1", "5.23"), ours=[ours(280.0)])
+    RecordFile(tmp_path / "made").write(found.record(), missing=found.missing())
+    dying = f"import shutil, sys; shutil.copy({str(tmp_path / 'made')!r}, sys.argv[-1]); raise SystemExit(9)"
+    monkeypatch.setattr(decode.sys, "executable", script(tmp_path, dying))
+    heard: list[dict[str, Any]] = []
+    run_ours([], tmp_path / "ours.json", heard.append)
+    assert [(len(each["cells"]), len(each["failed"])) for each in heard] == [(1, 0), (1, 1)]
+    assert "exit code 9" in heard[-1]["failed"][0]["fault"]
+
+
+def script(folder: Path, text: str) -> str:
+    """A program in place of the interpreter that runs us."""
+    path = folder / "program"
+    path.write_text(f"#!{sys.executable}\n{text}\n")
+    path.chmod(0o755)
+    return str(path)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.benchmarking.record import make_record, write_record
+from outrider.benchmarking.record import RecordFile, make_record, write_record
 from outrider.benchmarking.workloads import TEST
 
 
@@ -35,3 +35,35 @@ def test_a_table_of_cells_made_elsewhere() -> None:
     record = make_record("bench", workload=TEST, arms=[], rows=[], summary=cells, machine={"python": "x"})
     assert record["summary"] == [{"ratio": 1.1}, {"ratio": 1.2}]
     assert record["environment"] == {"python": "x"}
+
+
+def test_a_record_grows_and_says_what_is_missing_until_nothing_is(tmp_path: Path) -> None:
+    path, missing = tmp_path / "one.json", [{"arm": "plain", "fault": None}]
+    file = RecordFile(path)
+    assert "nothing was finished" in file.kept
+    made = [make_record("demo", workload=TEST, arms=[], rows=[{"x": 1}] * num_rows, summary={}) for num_rows in (1, 2)]
+    file.write(made[0], missing=missing)
+    read = json.loads(path.read_text())
+    assert (read["complete"], read["missing"], read["rows"]) == (False, missing, [{"x": 1}])
+    assert file.kept == f"{path} has 1 row, 1 missing"
+    file.write(made[1])
+    assert json.loads(path.read_text()) == made[1]
+    assert file.kept == f"{path} has 2 rows"
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(FileExistsError):
+        RecordFile(path).write(made[0], missing=missing)
+    assert json.loads(path.read_text()) == made[1]
+
+
+def test_a_write_that_breaks_leaves_the_record_before_it(tmp_path: Path) -> None:
+    file, record = RecordFile(tmp_path / "one.json"), make_record("demo", workload=TEST, arms=[], rows=[], summary={})
+    file.write(record)
+    with pytest.raises(TypeError):
+        file.write({**record, "rows": [object()]})
+    assert json.loads((tmp_path / "one.json").read_text()) == record
+
+
+def test_without_a_path_nothing_is_kept() -> None:
+    file = RecordFile(None)
+    file.write({})
+    assert "--record FILE" in file.kept

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from outrider.backends import decode_timing, kernel_timing
+from outrider.benchmarking.decode import read_result
 from outrider.cli import bench
 from outrider.cli.main import app
 from outrider.errors import ConfigError, OutriderError
@@ -51,14 +54,60 @@ def test_decode_shows_a_table() -> None:
     assert "tok/s" in shown.stdout
 
 
-def test_parts_are_shown_where_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
-    part = {"half": "verify", "part": "products", "ms": 2.0, "floor_ms": 1.5, "tb_per_s": 3.0, "floor_share": 0.75}
-    seen = {"half": "verify", "part": "other", "kernel": "odd", "grid": [1], "per_cycle": 2.0, "us": 5.0}
-    cell = {"num_speculative_tokens": 7, "batch": 1, "prompt_tokens": 9}
-    bench.show(bench._parts_table({**cell, "parts": [part], "kernels_seen": [seen]}))
-    text = capsys.readouterr().out
-    assert "75 %" in text
-    assert "other: odd" in text
+def test_a_cell_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    time_cell, record = decode_timing.time_cell, tmp_path / "one.json"
+
+    def fail_alone(models: Any, cell: decode_timing.Cell, *rest: Any, **how: Any) -> dict[str, Any]:
+        if cell.batch == 1:
+            raise RuntimeError("out of memory")
+        return time_cell(models, cell, *rest, **how)
+
+    monkeypatch.setattr(decode_timing, "time_cell", fail_alone)
+    shown = run(*DECODE, "--batch", "1,2", "--record", str(record))
+    assert shown.exit_code == 1, shown.output
+    assert "tok/s" in shown.stdout
+    assert "missing: outrider, n=0, batch 1, prompt 12: RuntimeError: out of memory" in shown.stderr
+    written = json.loads(record.read_text())
+    assert [row["batch"] for row in written["rows"]] == [2]
+    assert (written["complete"], written["missing"][0]["fault"]) == (False, "RuntimeError: out of memory")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
+def test_a_run_that_is_stopped_keeps_what_it_had(
+    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time_cell, record = decode_timing.time_cell, tmp_path / "one.json"
+
+    def stop_second(models: Any, cell: decode_timing.Cell, *rest: Any, **how: Any) -> dict[str, Any]:
+        if cell.batch == 2:
+            signal.raise_signal(number)
+        return time_cell(models, cell, *rest, **how)
+
+    monkeypatch.setattr(decode_timing, "time_cell", stop_second)
+    before = signal.getsignal(signal.SIGTERM)
+    shown = run(*DECODE, "--batch", "1,2", "--record", str(record))
+    assert shown.exit_code == code, shown.output
+    assert "has 1 row, 1 missing" in "".join(shown.stderr.splitlines())
+    assert [row["batch"] for row in json.loads(record.read_text())["rows"]] == [1]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_peer_that_fails_leaves_ours_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "run_ours", run_ours_here)
+    monkeypatch.setenv("FAKE_VLLM", "broken")
+    record, site = tmp_path / "one.json", write_site(tmp_path / "site")
+    shown = run(*DECODE, "--peer", "vllm", "--peer-site", str(site), "--record", str(record))
+    assert shown.exit_code == 1, shown.output
+    written = json.loads(record.read_text())
+    assert [row["arm"] for row in written["rows"]] == ["outrider"]
+    assert [each["arm"] for each in written["missing"]] == ["vllm", "outrider, again"]
+    assert "exit code 3" in written["missing"][0]["fault"]
+
+
+def run_ours_here(arguments: list[str], path: Path, keep: Callable[[dict[str, Any]], None]) -> None:
+    """A pass in this process."""
+    assert run("bench", "decode", *arguments, "--record", str(path)).exit_code == 0
+    keep(read_result(path))
 
 
 @pytest.mark.parametrize(
@@ -89,11 +138,9 @@ def test_ours_runs_before_and_after_the_peer_with_the_same_arguments(
 ) -> None:
     calls: list[list[str]] = []
 
-    def run_ours(arguments: list[str]) -> dict[str, Any]:
+    def run_ours(arguments: list[str], path: Path, keep: Callable[[dict[str, Any]], None]) -> None:
         calls.append(arguments)
-        inner = run("bench", "decode", *arguments, "--json")
-        found: dict[str, Any] = json.loads(inner.stdout)
-        return found
+        run_ours_here(arguments, path, keep)
 
     monkeypatch.setattr(bench, "run_ours", run_ours)
     record = tmp_path / "peer.json"

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from outrider.benchmarking.decode import decode_record
 from outrider.benchmarking.report.records import read_record
 from outrider.errors import ConfigError
-from tests.benchmarking.test_decode import PEER, ours
+from tests.benchmarking.test_decode import PEER, ours, table
 from tools import join_records
 
 
 def test_parts_of_a_table_become_one_that_the_report_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = [decode_record([ours(250.0), ours(375.0)], PEER), decode_record([ours(100.0)])]
+    parts = [table([ours(250.0), ours(375.0)], PEER).record(), table([ours(100.0)]).record()]
     parts[1]["environment"] = {**parts[0]["environment"], "gpu": "another"}
     paths = [tmp_path / f"{number}.json" for number in range(2)]
     for path, part in zip(paths, parts, strict=True):
@@ -36,8 +35,17 @@ def test_parts_of_a_table_become_one_that_the_report_reads(tmp_path: Path, monke
 
 
 def test_what_is_no_part_of_one_table_is_refused() -> None:
-    record = decode_record([ours(100.0)])
+    record = table([ours(100.0)]).record()
     with pytest.raises(ConfigError, match="two or more"):
         join_records.join_records([record])
     with pytest.raises(ConfigError, match="differ in workload"):
         join_records.join_records([record, {**record, "workload": {"name": "other"}}])
+
+
+def test_what_is_missing_of_a_part_is_missing_of_the_whole() -> None:
+    record = table([ours(100.0)]).record()
+    part = {**record, "complete": False, "missing": [{"arm": "outrider", "fault": None}, {"arm": "vllm", "fault": "x"}]}
+    joined = join_records.join_records([record, part])
+    assert joined["complete"] is False
+    assert [each["arm"] for each in joined["missing"]] == ["outrider (2)", "vllm (2)"]
+    assert "complete" not in join_records.join_records([record, record])

@@ -57,6 +57,11 @@ def test_a_check_that_failed_is_a_warning() -> None:
     assert of(fields)[1] == ["Failed: tools: no call came"]
 
 
+def test_an_incomplete_record_says_so() -> None:
+    fields = {**made.compare(), "complete": False, "missing": [{"arm": "plain", "fault": None}]}
+    assert of(fields)[1] == ["The run was stopped or parts of it failed: 1 are missing."]
+
+
 def test_warnings_of_the_record_itself() -> None:
     git = {"git": {"dirty": True}}
     fields = made.record("demo", {"identical": False}, environment=git, published=True, notes=["Mind this."])

@@ -16,6 +16,8 @@ def warnings(record: Record) -> Iterator[str]:
     settings = [arm.get("settings") or {} for arm in record.fields["arms"]]
     if record.is_published:
         yield "Published figures, typed in from the source named. Nothing here measured them."
+    if record.fields.get("complete") is False:
+        yield f"The run was stopped or parts of it failed: {len(record.fields.get('missing') or ())} are missing."
     if any(each.get("is_synthetic") for each in settings):
         yield "Acceptance was imposed: this times cycles, and its text is nobody's."
     if (record.fields["environment"].get("git") or {}).get("dirty"):
