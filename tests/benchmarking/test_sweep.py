@@ -35,7 +35,7 @@ def swept(plans: Mapping[str, Planted], plan: Plan, load: Load = LOAD) -> dict[A
 
 @pytest.fixture(scope="module")
 def runs() -> dict[Any, list[Run]]:
-    return swept({"prose": BAD, "code": GOOD}, Plan(draft_lengths=(0, 3, 6), num_rounds=1))
+    return swept({"prose": BAD, "code": GOOD}, Plan(draft_lengths=(0, 3, 6), num_rounds=1), replace(LOAD, num_requests=8))
 
 
 def test_the_planted_best_is_found_and_losing_is_said(runs: dict[Any, list[Run]]) -> None:
@@ -57,7 +57,7 @@ def test_a_record_has_each_request_with_its_cell(runs: dict[Any, list[Run]]) -> 
         runs, SETS, summarize_sweep(runs), name="s", urls=dict.fromkeys((0, 3, 6), "http://x"), model="m"
     )
     assert [arm["name"] for arm in record["arms"]] == ["n=0", "n=3", "n=6"]
-    assert len(record["rows"]) == 2 * 3 * 4
+    assert len(record["rows"]) == 2 * 3 * 8
     assert record["workload"]["name"] == "prose+code"
     assert {(row["workload"], row["arm"], row["round"]) for row in record["rows"]} >= {("code", "n=6", 0)}
 
