@@ -35,7 +35,9 @@ def swept(plans: Mapping[str, Planted], plan: Plan, load: Load = LOAD) -> dict[A
 
 @pytest.fixture(scope="module")
 def runs() -> dict[Any, list[Run]]:
-    return swept({"prose": BAD, "code": GOOD}, Plan(draft_lengths=(0, 3, 6), num_rounds=1), replace(LOAD, num_requests=8))
+    return swept(
+        {"prose": BAD, "code": GOOD}, Plan(draft_lengths=(0, 3, 6), num_rounds=1), replace(LOAD, num_requests=8)
+    )
 
 
 def test_the_planted_best_is_found_and_losing_is_said(runs: dict[Any, list[Run]]) -> None:
