@@ -246,3 +246,9 @@ def test_a_list_of_models_that_is_none_is_said() -> None:
 def test_what_cannot_be_asked_is_refused(url: str, options: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         ServerClient(url, **options)
+
+
+def test_usage_that_is_no_count_is_an_error() -> None:
+    found = answer((0.1, piece("a")), (0.2, {**piece("", None, "stop"), "usage": {"completion_tokens": "8"}}))
+    assert "completion_tokens of its usage is '8'" in str(found.error)
+    assert found.num_output_tokens is None

@@ -296,6 +296,9 @@ class _Answer:
             return
         self._acceptance = (event.get("metrics") or {}).get("speculative_decoding") or self._acceptance
         usage = event.get("usage") or {}
+        for name in ("prompt_tokens", "completion_tokens"):
+            if type(usage.get(name) or 0) is not int:
+                raise TypeError(f"{name} of its usage is {usage[name]!r}")
         self._usage = usage or self._usage
         if not event.get("choices"):
             return

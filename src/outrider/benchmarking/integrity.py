@@ -102,10 +102,11 @@ def _counters(run: Run) -> Iterator[Finding]:
     num_asked, num_failed = len(run.samples), sum(each.error is not None for each in run.samples)
     told = sum(each.num_output_tokens or 0 for each in run.samples)
     finished = counted.num_requests_finished
+    is_told = all(each.num_output_tokens is not None for each in run.samples if each.error is None)
     num_more = counted.num_generation_tokens - told
     if finished is not None and finished > num_asked:
         yield Finding("other_tenant", True, f"the server finished {finished} requests; {num_asked} were ours")
-    elif num_more > num_asked + num_failed * run.load.max_tokens:  # a stop token may count on one side only
+    elif is_told and num_more > num_asked + num_failed * run.load.max_tokens:  # a stop token may count on one side only
         yield Finding("other_tenant", True, f"the server wrote {num_more} tokens more than our answers have")
     elif num_more < -num_asked:
         yield Finding("fewer_counted", False, f"answers have {-num_more} tokens more than the server counted")
