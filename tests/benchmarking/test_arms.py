@@ -51,6 +51,14 @@ def test_what_is_no_arm_is_refused(text: str, named: str) -> None:
         parse_arm(text)
 
 
+@pytest.mark.parametrize(
+    "text", ["a=http://x,b=1,b.c=2", "a=http://x,b.c=2,b.c.d=1", "a=http://x,.b=1", "a again=http://x"]
+)
+def test_fields_that_contradict_each_other_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--arm"):
+        parse_arm(text)
+
+
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     with serve({"": Script.of_text(TEXT * 4)}) as server:

@@ -186,3 +186,69 @@ def test_over_http_from_many_threads() -> None:
     assert {each.num_first_tokens for each in chats} == {4}
     assert {(each.text, each.acceptance is None) for each in plains} == {("Other.", True)}
     assert {(each.acceptance or {})["num_draft_tokens"] for each in chats} == {9}
+
+
+def test_usage_at_the_last_choice_is_no_chunk_of_text() -> None:
+    found = answer((0.5, piece("a whole answer")), (0.5001, piece("", 8, "stop")), (0.6, "[DONE]"))
+    assert (found.num_chunks, found.num_output_tokens, found.tpot_s, found.tokens_per_s) == (1, 8, None, None)
+
+
+def test_usage_that_comes_now_and_then_loses_no_chunk() -> None:
+    found = answer((0.1, piece("a", 1)), (0.2, piece("b")), (0.3, piece("c")), (0.4, piece("d", 4, "stop")))
+    assert (found.num_chunks, found.num_first_tokens) == (4, 1)
+
+
+def test_line_separators_inside_a_text_end_no_event() -> None:
+    text = "a\u2028b\x85c\x0cd"
+    told = json.dumps(piece(text, 1, "stop"), ensure_ascii=False)
+    for end in ("\n", "\r\n", "\r"):
+        whole = f"data: {told}{end}{end}data: [DONE]".encode()
+        for cut in (1, 3, len(whole) - 17, len(whole) - 16, len(whole) - 15):
+            stream = httpx.ByteStream(b"")
+            stream.__class__ = type(
+                "Cut", (httpx.ByteStream,), {"__iter__": lambda _, c=cut, w=whole: iter((w[:c], w[c:]))}
+            )
+            transport = httpx.MockTransport(lambda _, stream=stream: httpx.Response(200, stream=stream))
+            found = ServerClient("http://server", model="m", transport=transport).complete(CHAT)
+            assert (found.text, found.error) == (text, None)
+
+
+def test_an_empty_error_is_none_and_an_answer_given_up_is_one() -> None:
+    assert answer((0.1, {**piece("a", 1, "stop"), "error": None})).error is None
+    assert "gave the answer up" in str(answer((0.1, piece("a", 1, "abort"))).error)
+
+
+def asked(response: httpx.Response, **options: Any) -> ServerClient:
+    return ServerClient("http://server", transport=httpx.MockTransport(lambda _: response), **options)
+
+
+def test_a_server_that_does_not_stream_is_named() -> None:
+    found = asked(httpx.Response(200, json={"choices": []}), model="m").complete(CHAT)
+    assert "does not stream: it answered with application/json" in str(found.error)
+
+
+def test_a_list_of_models_that_is_none_is_said() -> None:
+    for listed in (None, "abc", {"id": 1}):
+        with pytest.raises(EngineFault, match="names no model"):
+            _ = asked(httpx.Response(200, json={"data": listed})).model
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "named"),
+    [
+        ("http://[::1", {}, "is no URL"),
+        ("http://a", {"timeout_s": -1.0}, "--timeout-s"),
+        ("http://a", {"timeout_s": float("nan")}, "--timeout-s"),
+        ("http://a", {"api_key": "é"}, "--api-key"),
+        ("http://a", {"api_key": "a\nb"}, "--api-key"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(url: str, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        ServerClient(url, **options)
+
+
+def test_usage_that_is_no_count_is_an_error() -> None:
+    found = answer((0.1, piece("a")), (0.2, {**piece("", None, "stop"), "usage": {"completion_tokens": "8"}}))
+    assert "completion_tokens of its usage is '8'" in str(found.error)
+    assert found.num_output_tokens is None

@@ -126,3 +126,9 @@ def test_a_real_scrape_counts_what_was_answered(prefix: str) -> None:
         client.close()
     assert (grown.num_generation_tokens, grown.num_prompt_tokens, grown.num_requests_finished) == (12, 6, 1)
     assert (grown.num_drafts, grown.accepted_per_position, grown.acceptance_length) == (3, (3, 3, 3), 4.0)
+
+
+def test_figures_that_are_no_numbers_are_unknown() -> None:
+    text = "vllm:num_requests_running NaN\nvllm:generation_tokens_total 7\nvllm:prompt_tokens_total +Inf\n"
+    found = read_counters(text, "vllm")
+    assert (found.num_requests_running, found.num_prompt_tokens, found.num_generation_tokens) == (None, None, 7)

@@ -46,10 +46,20 @@ def test_a_sound_run_has_no_findings() -> None:
 
 def test_answers() -> None:
     assert names(run(changed(3, error="HTTP 500: no", num_output_tokens=None))) == {"request_errors"}
-    assert names(run(changed(3, num_output_tokens=None))) >= {"no_usage"}
+    assert names(run(changed(3, num_output_tokens=None))) == {"no_usage"}
+    assert names(run(changed(*range(20), num_output_tokens=None))) == {"no_usage"}  # and no other tenant is accused
     assert names(run(changed(3, num_output_tokens=0))) == {"empty_answers"}
     assert "no_tokens" in names(run(changed(*range(20), num_output_tokens=0)))
     assert "no_tokens" in names(run(changed(*range(20), num_output_tokens=None, error="x")))
+
+
+def test_loops_and_buffers() -> None:
+    assert names(run(changed(*range(11), text="and " * 200))) == {"looping_answers"}
+    assert names(run(changed(*range(10), text="and " * 200))) == set()
+    at_once = {"ttft_s": 0.9995, "num_chunks": 9, "chunk_gaps_s": (0.00005,) * 8}
+    assert names(run(changed(2, **at_once))) == {"buffered"}
+    assert changed(2, **at_once)[2].tpot_s is None
+    assert names(run(changed(2, **{**at_once, "ttft_s": 0.96}))) == set()  # 4 ms a token after a long prompt
 
 
 @pytest.mark.parametrize(

@@ -98,3 +98,12 @@ def test_a_salt_comes_first() -> None:
     assert item.salted("k3").messages[0]["content"] == "k3\nbe kind"
     assert item.salted("k3").messages[1:] == item.messages[1:]
     assert Item(prompt="x").salted("k3").prompt == "k3\nx"
+
+
+def test_files_are_utf8_and_their_lines_end_with_lf_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes('\ufeff{"turns": ["a\u2028b"]}\r\n'.encode())
+    assert load_request_set(str(path)).items[0].messages[0]["content"] == "a\u2028b"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="no text in UTF-8"):
+        load_request_set(str(path))

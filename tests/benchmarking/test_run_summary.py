@@ -43,7 +43,7 @@ def test_figures_by_hand() -> None:
     assert found["output_tokens_per_s"] == 220 / 20
     assert found["counted_tokens_per_s"] == 220 / 20
     assert found["requests_per_s"] == 1.0
-    assert found["tpot_s"] == {"mean": 0.05, "p50": 0.05, "p90": 0.05, "p99": 0.05}
+    assert found["tpot_s"] == {"mean": 0.05, "p50": 0.05, "p90": 0.05, "p99": None, "max": 0.05}
     assert found["decode_tokens_per_s"]["p50"] == 20.0
     assert (found["mean_acceptance_length"], found["acceptance_rate"]) == (3.0, 0.5)
     assert found["acceptance_by_position"] == [1.25, 0.75]
@@ -62,7 +62,15 @@ def test_vllms_keys_are_in_vllms_units() -> None:
 
 
 def test_percentiles_and_what_is_unknown() -> None:
-    assert spread([None, *map(float, range(1, 101))]) == {"mean": 50.5, "p50": 50.0, "p90": 90.0, "p99": 99.0}
+    assert spread([None, *map(float, range(1, 101))]) == {
+        "mean": 50.5,
+        "p50": 50.0,
+        "p90": 90.0,
+        "p99": 99.0,
+        "max": 100.0,
+    }
+    of_nine = spread([float(number) for number in range(9)])
+    assert of_nine == {"mean": 4.0, "p50": 4.0, "p90": None, "p99": None, "max": 8.0}  # p90 would be the greatest
     assert spread([None]) is None
     found = summarize(run([toy_sample(num_output_tokens=None)], counted=None))
     assert (found["output_tokens_per_s"], found["tpot_s"], found["counted_tokens_per_s"]) == (None, None, None)
@@ -85,7 +93,7 @@ def test_without_counters_the_answers_tell_of_acceptance() -> None:
 def test_a_failed_run_invalidates_itself_and_its_failures_are_in_no_figure() -> None:
     slow = toy_sample(0, 500.0, error="timeout")
     found = summarize(run([slow, *SAMPLES]))
-    assert (found["num_failed"], found["e2e_latency_s"]["p99"]) == (1, 1.0)
+    assert (found["num_failed"], found["e2e_latency_s"]["max"]) == (1, 1.0)
     assert found["integrity"]["status"] == "invalid"
     assert found["integrity"]["findings"][0]["name"] == "request_errors"
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from outrider.backends.scripted import Script
-from outrider.benchmarking.client import ServerClient
+from outrider.benchmarking.client import ServerClient, ServerKind
+from outrider.benchmarking.counters import Counters, read_counters
 from outrider.benchmarking.sessions import SHAPES, Shape, Turn
 from outrider.benchmarking.soak import (
     SoakTurn,
@@ -20,7 +21,8 @@ from outrider.benchmarking.soak import (
     soak_workload,
     summarize_soak,
 )
-from outrider.errors import ConfigError
+from outrider.benchmarking.steadiness import Limits
+from outrider.errors import ConfigError, EngineFault
 from tests.serving import serve
 
 TEXT = "All is well today.."  # 19 characters and an end: five blocks of four
@@ -163,3 +165,38 @@ def test_memory_of_a_process_of_this_machine() -> None:
 def test_a_workload_is_named_by_its_shape() -> None:
     assert soak_workload(SHAPES["fresh"]).name == "soak-fresh"
     assert soak_workload(SHAPES["fresh"]).sha256 != soak_workload(SHAPES["fresh"].scaled(0.5)).sha256
+
+
+def test_a_server_that_dies_leaves_what_was_seen_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = iter(["outrider:generation_tokens_total 90\n", "outrider:generation_tokens_total 5\n"])
+
+    def settled(client: ServerClient, kind: ServerKind) -> tuple[str, Counters]:
+        text = next(texts, None)
+        if text is None:
+            raise EngineFault("it does not answer")
+        return text, read_counters(text, kind)
+
+    monkeypatch.setattr("outrider.benchmarking.soak.settled_metrics", settled)
+    with serve({"": NORMAL}, context_length=200_000) as served, ServerClient(served.url) as client:
+        turns = run_soak(client, replace(ONE_TURN, num_sessions=3), salt="s", memory=lambda: None)
+    faults = [turn.counter_fault or "" for turn in turns]
+    assert ["started anew" in faults[0], *(fault == "it does not answer" for fault in faults[1:])] == [True] * 3
+    found = summarize_soak(turns)
+    assert "counters" in found["faults"]
+    assert any("counters were lost in 3 of 3" in each for each in found["warnings"])
+
+
+def test_one_slow_turn_is_a_warning_and_two_are_a_fault() -> None:
+    def found(slow: tuple[int, ...]) -> dict[str, Any]:
+        return summarize_soak(planted_turns(lambda number: 50 if number in slow else 200))
+
+    assert ("phases" in found((12,))["faults"], "phases" in found((12, 13))["faults"]) == (False, True)
+    assert "single turns were slow: 13" in found((12,))["warnings"]
+
+
+def test_limits_that_nothing_breaks_are_refused() -> None:
+    for wrong in ({"min_speed_retention": float("nan")}, {"max_memory_growth": -0.1}):
+        with pytest.raises(ConfigError, match="is no limit"):
+            Limits(**wrong)
+    with pytest.raises(ConfigError, match="no such process"):
+        process_memory(-1)

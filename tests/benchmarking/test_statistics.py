@@ -213,3 +213,9 @@ def test_verdicts(found: PairedRatio, floor: float | None, kind: str, said: str)
 def test_five_prompts_are_told_how_many_would_do() -> None:
     assert judge(ratio(1.5, 1.6, 1.7, num_prompts=5, log_sd=0.001), claim=0.03).num_prompts == 6
     assert judge(ratio(1.5, 1.6, 1.7, num_prompts=5), claim=0.03).num_prompts > 20  # type: ignore[operator]
+
+
+def test_two_prompts_at_a_high_confidence_have_limits_that_are_numbers() -> None:
+    found = paired_log_ratio([1.0, 1.0], [1.0, 3.0], confidence=0.9999)
+    assert 0 < found.interval[0] < found.interval[1] < np.inf
+    assert np.isfinite(noise_floor(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -153,3 +154,17 @@ def test_a_call_without_its_finish_reason_fails() -> None:
         verify._check_calls([call], "", "stop")
     with pytest.raises(verify._FailedError, match="markup"):
         verify._check_calls([call], "<|tool_call>", "tool_calls")
+
+
+def test_an_answer_of_another_shape_fails_its_rung_and_no_more(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(self: ServerClient, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        return 200, {"choices": [{"message": {"content": 3}}]}
+
+    monkeypatch.setattr(ServerClient, "post_json", odd)
+    config = LadderConfig(skipped=("quality", "greedy", "needle", "streaming"))
+    with ServerClient(served.url) as client:
+        rungs = climb(client, config)
+    assert statuses(rungs)["basic"] == "fail"
+    assert "another shape than OpenAI's" in reason(rungs, "basic")
+    with pytest.raises(ConfigError, match="--min-acceptance-length"):
+        LadderConfig(min_acceptance_length=float("nan"))

@@ -11,6 +11,7 @@ from typing import Any
 
 from outrider.backends.base import Backend
 from outrider.benchmarking.client import ChatRequest, Sample, ServerClient
+from outrider.benchmarking.compare import AGAIN
 from outrider.benchmarking.counters import CounterReset, Counters
 from outrider.benchmarking.request_sets import Item
 from outrider.benchmarking.soak import settled_metrics
@@ -74,12 +75,14 @@ def parse_arm(text: str) -> ArmSpec:
     """
     head, *settings = text.split(",")
     name, has_place, place = head.partition("=")
+    if name.endswith(f" {AGAIN}"):
+        raise ConfigError(f"--arm {name!r} is what --aa calls a second run of an arm. Give another name.")
     if not (name and has_place) or name.startswith(("http:", "https:", LOCAL)):
         raise ConfigError(f"--arm {text!r} has no name. Write NAME=PLACE, as in fast=http://127.0.0.1:8000.")
     fields: dict[str, Any] = {}
     for setting in settings:
         key, has_value, value = setting.partition("=")
-        if not (key and has_value):
+        if not (has_value and all(key.split("."))):
             raise ConfigError(f"--arm {name}: {setting!r} is no field. Write field=value, as in top_k=20.")
         _put(fields, key.split("."), _value(value))
     spec = ArmSpec(name=name, place=place, fields=fields)
@@ -100,6 +103,8 @@ def _put(fields: dict[str, Any], path: Sequence[str], value: Any) -> None:
     *outer, last = path
     for key in outer:
         fields = fields.setdefault(key, {})
+        if not isinstance(fields, dict):
+            raise ConfigError(f"--arm: {key!r} is a value and has fields as well. Leave one of them out.")
     fields[last] = value
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from typing import Any, Literal
 
 import httpx
@@ -31,6 +32,11 @@ _PREFIXES: tuple[tuple[str, ServerKind], ...] = (
     ("llamacpp:", "llama.cpp"),
 )
 _MAX_ERROR_CHARACTERS = 300
+_BROKEN_ENDS = ("abort", "error")
+"""Finish reasons of answers that a server gave up."""
+LEAST_WHOLE_S, LEAST_DECODE_SHARE, LEAST_PACE_S = 0.1, 0.05, 1e-4
+"""A longer answer, decoded in less than this share of its time and faster than a token in so many seconds, came out of
+a buffer: what was timed is the buffer, not the server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,19 +103,31 @@ class Sample:
     """Tokens of the first chunk, from the running usage; None where the server gives usage only at the end."""
 
     @property
+    def is_buffered(self) -> bool:
+        """Whether its chunks came all at once, so that nothing is known of decoding."""
+        if self.ttft_s is None or self.num_chunks < 2 or not self.num_output_tokens or self.e2e_s < LEAST_WHOLE_S:
+            return False
+        decode_s = self.e2e_s - self.ttft_s
+        return decode_s < LEAST_DECODE_SHARE * self.e2e_s and decode_s < LEAST_PACE_S * (self.num_output_tokens - 1)
+
+    @property
     def tpot_s(self) -> float | None:
-        """(e2e − TTFT) ÷ (tokens − 1), as vLLM defines it; None for fewer than two tokens or a single chunk."""
+        """(e2e − TTFT) ÷ (tokens − 1), as vLLM defines it; None for fewer than two tokens, a single chunk or a buffer.
+
+        The last is `is_buffered`.
+        """
         if self.ttft_s is None or self.num_output_tokens is None or self.num_output_tokens < 2 or self.num_chunks < 2:
             return None
-        return (self.e2e_s - self.ttft_s) / (self.num_output_tokens - 1)
+        return None if self.is_buffered else (self.e2e_s - self.ttft_s) / (self.num_output_tokens - 1)
 
     @property
     def tokens_per_s(self) -> float | None:
         """Decode speed: tokens after the first chunk ÷ seconds from the first chunk to the last (T-062).
 
-        None for a single chunk, and where the server does not say how many tokens its first chunk had.
+        None for a single chunk, a buffer, and where the server does not say how many tokens its first chunk had.
         """
-        if self.num_output_tokens is None or self.num_first_tokens is None or not self.chunk_gaps_s:
+        is_timed = self.chunk_gaps_s and not self.is_buffered
+        if self.num_output_tokens is None or self.num_first_tokens is None or not is_timed:
             return None
         decode_s = sum(self.chunk_gaps_s)
         return (self.num_output_tokens - self.num_first_tokens) / decode_s if decode_s > 0 else None
@@ -128,17 +146,28 @@ class ServerClient:
         clock: Callable[[], float] = time.perf_counter,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """`base_url` with or without /v1; without a `model` the first of /v1/models is asked for."""
+        """`base_url` with or without /v1; without a `model` the first of /v1/models is asked for.
+
+        ConfigError for what cannot be: a URL, a key or a time limit.
+        """
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         if not self.base_url.startswith(("http://", "https://")):
             raise ConfigError(f"{base_url!r} is no URL of a server. Give one such as http://127.0.0.1:8000.")
+        if not 0 < timeout_s < inf:
+            raise ConfigError(f"--timeout-s {timeout_s} is no time. Give seconds above 0.")
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise ConfigError("--api-key has characters that no key has. Give it as the server's owner wrote it.")
         self._clock, self._model = clock, model
         self._kind: ServerKind | None = None
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = {"Accept-Encoding": "identity"}  # what compresses a stream holds chunks back
+        headers |= {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.Client(
-            base_url=self.base_url, headers=headers, timeout=timeout_s, limits=limits, transport=transport
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=self.base_url, headers=headers, timeout=timeout_s, limits=limits, transport=transport
+            )
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"{base_url!r} is no URL ({error}). Give one such as http://127.0.0.1:8000.") from None
 
     def __enter__(self) -> ServerClient:
         """Itself; leaving closes it."""
@@ -157,7 +186,9 @@ class ServerClient:
         if self._model is None:
             models = self._models()
             if not models:
-                raise EngineFault(f"{self.base_url}/v1/models names no model. Name one with --model.")
+                raise EngineFault(
+                    f"{self.base_url}/v1/models names no model. Name one with --model, and --api-key if it wants one."
+                )
             self._model = str(models[0]["id"])
         return self._model
 
@@ -171,7 +202,10 @@ class ServerClient:
                     response.read()
                     answer.error = f"HTTP {response.status_code}: {_error_text(response)}"
                 else:
-                    self._read(response.iter_lines(), answer)
+                    self._read(_lines(response.iter_text()), answer)
+                    if not answer.has_events:
+                        kind = response.headers.get("content-type", "nothing that it names")
+                        answer.error = f"the server does not stream: it answered with {kind}, and without an event"
         except httpx.HTTPError as error:
             answer.error = f"{type(error).__name__}: {error}"
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -213,8 +247,8 @@ class ServerClient:
         return response.status_code, value if isinstance(value, dict) else {}
 
     def _models(self) -> list[dict[str, Any]]:
-        value = self.get_json("/v1/models")
-        return [each for each in (value or {}).get("data", []) if isinstance(each, dict) and "id" in each]
+        listed = (self.get_json("/v1/models") or {}).get("data")
+        return [each for each in listed if isinstance(each, dict) and "id" in each] if isinstance(listed, list) else []
 
     def _get(self, path: str) -> httpx.Response:
         try:
@@ -241,10 +275,14 @@ class _Answer:
 
     def __init__(self, started_s: float) -> None:
         self.error: str | None = None
+        self.has_events = False
+        """Whether any event came, well-formed or not."""
         self._started_s, self._last_s = started_s, started_s
         self._times_s: list[float] = []
         self._usage: dict[str, Any] = {}
-        self._num_counted, self._num_first = 0, None
+        self._num_counted = 0
+        self._num_first: int | None = None
+        self._is_counted: bool | None = None  # whether usage runs along, which the first chunk with a token shows
         self._text, self._reasoning = "", ""
         self._calls: dict[int, dict[str, Any]] = {}
         self._finish_reason: str | None = None
@@ -252,25 +290,27 @@ class _Answer:
 
     def push(self, event: dict[str, Any], now_s: float) -> None:
         """Take one event that came at a time."""
-        if "error" in event:
+        self.has_events = True
+        if event.get("error"):
             self.error = _message(event["error"])
             return
         self._acceptance = (event.get("metrics") or {}).get("speculative_decoding") or self._acceptance
         usage = event.get("usage") or {}
+        for name in ("prompt_tokens", "completion_tokens"):
+            if type(usage.get(name) or 0) is not int:
+                raise TypeError(f"{name} of its usage is {usage[name]!r}")
         self._usage = usage or self._usage
         if not event.get("choices"):
             return
         self._last_s = now_s
         has_text = self._push_choice(event["choices"][0])
-        num_counted = usage.get("completion_tokens")
-        if num_counted is None:
-            if has_text:
-                self._times_s.append(now_s)
-        elif num_counted > self._num_counted:
-            if not self._times_s:
-                self._num_first = num_counted
-            self._num_counted = num_counted
+        num_counted = usage.get("completion_tokens") or 0
+        if self._is_counted is None and (has_text or num_counted):
+            self._is_counted = bool(num_counted)
+            self._num_first = num_counted or None
+        if num_counted > self._num_counted if self._is_counted and num_counted else has_text:
             self._times_s.append(now_s)
+        self._num_counted = max(num_counted, self._num_counted)
 
     def _push_choice(self, choice: dict[str, Any]) -> bool:
         """Whether it carries text of any kind."""
@@ -295,6 +335,8 @@ class _Answer:
         """What there is, now that no more comes."""
         if self.error is None and self._finish_reason is None:
             self.error = "the stream ended without a finish reason: the answer was lost on its way"
+        if self.error is None and self._finish_reason in _BROKEN_ENDS:
+            self.error = f"the server gave the answer up: its finish reason is {self._finish_reason!r}"
         ended_s = now_s if self.error else self._last_s
         details = self._usage.get("prompt_tokens_details") or {}
         return Sample(
@@ -314,6 +356,18 @@ class _Answer:
             num_cached_tokens=details.get("cached_tokens"),
             num_first_tokens=self._num_first,
         )
+
+
+def _lines(parts: Iterator[str]) -> Iterator[str]:
+    """Lines of an event stream, which CR, LF or both end; a text inside an event may hold other line separators."""
+    left = ""
+    for part in parts:
+        text = (left + part).replace("\r\n", "\n")
+        is_cut = text.endswith("\r")  # its LF may be about to come
+        *whole, left = text.removesuffix("\r").replace("\r", "\n").split("\n")
+        left += "\r" if is_cut else ""
+        yield from whole
+    yield from left.rstrip("\r").split("\n") if left else ()
 
 
 def _kind_by_metrics(text: str) -> ServerKind:

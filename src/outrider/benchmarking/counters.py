@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import zip_longest
+from math import isfinite
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -141,7 +142,7 @@ def _samples(text: str, prefixes: Sequence[str]) -> list[tuple[str, Mapping[str,
     """Name without its prefix, labels and value of each series."""
     try:
         families = list(text_string_to_metric_families(text))
-    except ValueError as error:
+    except (ValueError, LookupError, AttributeError, TypeError) as error:  # what its parser makes of other texts
         raise EngineFault(
             f"/metrics is not in Prometheus' text format ({error}). Is this the server's address?"
         ) from None
@@ -150,7 +151,7 @@ def _samples(text: str, prefixes: Sequence[str]) -> list[tuple[str, Mapping[str,
         for family in families
         for sample in family.samples
         for prefix in prefixes
-        if sample.name.startswith(prefix)
+        if sample.name.startswith(prefix) and isfinite(sample.value)
     ]
 
 

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from outrider.benchmarking.answer_quality import quality_flag
 from outrider.benchmarking.client import Sample
 from outrider.benchmarking.runner import Run
 
+MAX_LOOPING_SHARE = 0.5
+"""Of the answers: beyond, a run's speed is that of loops."""
 _NORMAL_DEVIATIONS_PER_MAD = 1.4826  # the median absolute deviation of a normal distribution is σ ÷ 1.4826
 
 
@@ -40,7 +43,7 @@ def examine(run: Run, limits: Limits | None = None) -> tuple[Finding, ...]:
     """All findings of a run, none for a sound one.
 
     Fatal: no_tokens, no_usage, request_errors, empty_answers, other_tenant, counter_reset, cache_hits, cache_bypass,
-    client_bound. Warnings: warm_up, no_counters, not_drafted, fewer_counted.
+    client_bound, buffered. Warnings: warm_up, no_counters, not_drafted, fewer_counted, looping_answers.
     """
     limits = limits or Limits()
     return (
@@ -74,6 +77,14 @@ def _answers(samples: Sequence[Sample]) -> Iterator[Finding]:
     empty = [each for each in sound if each.num_output_tokens == 0]
     if empty and len(empty) < len(sound):
         yield Finding("empty_answers", True, f"{len(empty)} of {len(sound)} answers have no token")
+    looping = [each for each in sound if quality_flag(each.text + each.reasoning, each.tool_calls) == "loop"]
+    if len(looping) > MAX_LOOPING_SHARE * len(sound):
+        detail = f"{len(looping)} of {len(sound)} answers mostly repeat themselves, which drafts easily: mind the speed"
+        yield Finding("looping_answers", False, detail)
+    buffered = [each for each in sound if each.is_buffered]
+    if buffered:
+        detail = f"{len(buffered)} of {len(sound)} answers came all at once at their end: something holds chunks back"
+        yield Finding("buffered", True, detail)
     if not any(each.num_output_tokens for each in samples) and not without:
         yield Finding("no_tokens", True, "no answer has a token")
 
@@ -91,10 +102,11 @@ def _counters(run: Run) -> Iterator[Finding]:
     num_asked, num_failed = len(run.samples), sum(each.error is not None for each in run.samples)
     told = sum(each.num_output_tokens or 0 for each in run.samples)
     finished = counted.num_requests_finished
+    is_told = all(each.num_output_tokens is not None for each in run.samples if each.error is None)
     num_more = counted.num_generation_tokens - told
     if finished is not None and finished > num_asked:
         yield Finding("other_tenant", True, f"the server finished {finished} requests; {num_asked} were ours")
-    elif num_more > num_asked + num_failed * run.load.max_tokens:  # a stop token may count on one side only
+    elif is_told and num_more > num_asked + num_failed * run.load.max_tokens:  # a stop token may count on one side only
         yield Finding("other_tenant", True, f"the server wrote {num_more} tokens more than our answers have")
     elif num_more < -num_asked:
         yield Finding("fewer_counted", False, f"answers have {-num_more} tokens more than the server counted")

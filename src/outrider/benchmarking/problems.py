@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outrider.benchmarking.client import ChatRequest, Sample
+from outrider.benchmarking.request_sets import read_lines
 from outrider.benchmarking.sandbox import run_code
 from outrider.benchmarking.workloads import Workload
 from outrider.errors import ConfigError
@@ -65,7 +66,7 @@ def read_gsm8k(path: Path) -> list[Problem]:
         message = {"role": "user", "content": value["question"] + _THINK}
         return Problem(name, "number", (message,), _parsed(numbers[0]))
 
-    return _read(path, read, "'question' and an 'answer' that ends in '#### N'")
+    return _read(path, read, "'question' and an 'answer' that ends in '#### N'", "--gsm8k")
 
 
 def read_calls(path: Path) -> list[Problem]:
@@ -75,7 +76,7 @@ def read_calls(path: Path) -> list[Problem]:
         expected = {"name": str(value["expected"]["name"]), "arguments": dict(value["expected"]["arguments"])}
         return Problem(name, "call", tuple(map(dict, value["messages"])), expected, tuple(map(dict, value["tools"])))
 
-    return _read(path, read, "'messages', 'tools' and 'expected' with 'name' and 'arguments'")
+    return _read(path, read, "'messages', 'tools' and 'expected' with 'name' and 'arguments'", "--calls")
 
 
 def human_eval_problems() -> list[Problem]:
@@ -129,13 +130,9 @@ def _parsed(number: str) -> float:
     return float(number.replace(",", ""))
 
 
-def _read(path: Path, read: Callable[[dict[str, Any], str], Problem], shape: str) -> list[Problem]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}. Name a JSONL file with {shape}.") from None
+def _read(path: Path, read: Callable[[dict[str, Any], str], Problem], shape: str, option: str) -> list[Problem]:
     problems = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(path, option), start=1):
         if not line.strip():
             continue
         try:

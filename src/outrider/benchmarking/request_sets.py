@@ -67,11 +67,24 @@ def load_request_set(name: str) -> RequestSet:
     path = _PROMPTS_DIR / f"{name}.jsonl" if name in _FROM_FILES else Path(name)
     if not path.is_file():
         raise ConfigError(f"--workload {name!r} is no file and none of {', '.join((*SHIPPED, *WORKLOADS))}.")
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = read_lines(path, "--workload")
     items = tuple(_item(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
     if not items:
         raise ConfigError(f"{path} has no lines. Give a JSONL file with a request a line.")
     return RequestSet(path.stem, items)
+
+
+def read_lines(path: Path, option: str) -> list[str]:
+    """Lines of a JSONL file, which LF ends and nothing else: texts inside may hold other line separators, raw.
+
+    ConfigError for a file that cannot be read or is no UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig").split("\n")
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: {error.strerror}. Name a JSONL file.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{option} {path} is no text in UTF-8 ({error}). Name a JSONL file.") from None
 
 
 def _item(line: str, where: str) -> Item:
@@ -98,9 +111,12 @@ def _from_openai(value: dict[str, Any]) -> Item:
     if not messages or not isinstance(messages[0].get("content"), str):
         raise ValueError("messages have nothing to answer")
     max_tokens = value.get("max_tokens")
-    if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         raise ValueError(f"max_tokens {max_tokens!r} is not a whole number of at least 1")
-    return Item(messages=tuple(messages), tools=tuple(value.get("tools") or ()), max_tokens=max_tokens)
+    tools = value.get("tools") or []
+    if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
+        raise ValueError("tools must be a list of objects")
+    return Item(messages=tuple(messages), tools=tuple(tools), max_tokens=max_tokens)
 
 
 def _from_sharegpt(value: dict[str, Any]) -> Item:
@@ -116,9 +132,10 @@ def _from_sharegpt(value: dict[str, Any]) -> Item:
 
 
 def _from_spec_bench(value: dict[str, Any]) -> Item:
-    first = value["turns"][0]
-    if not isinstance(first, str):
-        raise ValueError("turns must be texts")
+    turns = value["turns"]
+    if not isinstance(turns, list) or not turns or not isinstance(turns[0], str):
+        raise ValueError("turns must be texts, in a list")
+    first = turns[0]
     return Item(messages=({"role": "user", "content": first},))
 
 

@@ -75,13 +75,17 @@ def row_of(sample: Sample) -> dict[str, Any]:
     return {**row, "num_characters": len(sample.text) + len(sample.reasoning), "num_tool_calls": len(sample.tool_calls)}
 
 
-def spread(values: Sequence[float | None]) -> dict[str, float] | None:
-    """Mean and percentiles of what is known; None where nothing is."""
+def spread(values: Sequence[float | None]) -> dict[str, float | None] | None:
+    """Mean, percentiles and greatest of what is known; None where nothing is.
+
+    A percentile is None where there are too few for one to lie beyond it (p90 of 10, p99 of 100): it is their greatest.
+    """
     known = [value for value in values if value is not None]
     if not known:
         return None
-    percentiles = {name: percentile(known, share) or 0.0 for name, share in SHARES.items()}
-    return {"mean": fmean(known), **percentiles}
+    kept = {name for name, share in SHARES.items() if len(known) * (1 - share) > 1 - 1e-9}
+    percentiles = {name: percentile(known, share) if name in kept else None for name, share in SHARES.items()}
+    return {"mean": fmean(known), **percentiles, "max": max(known)}
 
 
 def _acceptance(run: Run, sound: Sequence[Sample]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import inf
 from typing import Any, Protocol
 
 from outrider.benchmarking.client import ChatRequest, Sample, ServerKind
@@ -77,7 +78,9 @@ class Load:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} is {value}; give at least {least}.")
-        if self.request_rate is not None and self.request_rate <= 0:
+        if not 0 <= self.temperature < inf:
+            raise ConfigError(f"temperature is {self.temperature}; give 0 for greedy or a number above.")
+        if self.request_rate is not None and not 0 < self.request_rate < inf:
             raise ConfigError(f"request_rate is {self.request_rate}; give requests a second, above 0.")
         if not 0 <= self.expected_cached_share <= 1:
             raise ConfigError(f"expected_cached_share is {self.expected_cached_share}; give a share from 0 to 1.")

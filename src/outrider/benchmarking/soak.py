@@ -10,6 +10,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from outrider.benchmarking.phases import Phases, find_phases
 from outrider.benchmarking.sessions import SYSTEM, Conversation, Shape
 from outrider.benchmarking.steadiness import Limits, Run, judge
 from outrider.benchmarking.workloads import Workload
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, EngineFault
 
 __all__ = [
     "SoakTurn",
@@ -67,6 +68,8 @@ class SoakTurn:
     """By the server's counter; more than the answer has is another client's work."""
     server_s: float | None
     memory_bytes: float | None
+    counter_fault: str | None = None
+    """Why nothing was counted: the server is gone, or was started anew."""
     tokens_per_s: float | None = None
     """End to end, at its kind's median length: N ÷ (TTFT + (N − 1) · TPOT), so that a short answer is no slow one."""
 
@@ -96,13 +99,14 @@ def run_soak(
     *,
     salt: str,
     has_tools: bool = True,
-    memory: Callable[[], float] | None = None,
+    memory: Callable[[], float | None] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[SoakTurn]:
     """Run all sessions one after another, a turn at a time, and read the counters around each turn.
 
     `memory` reads the server's memory in bytes; without it the server's own figure is taken where it exports one.
-    CounterReset where the server was started anew.
+    A server that is gone or was started anew spoils the counters of that turn and is its `counter_fault`: what was seen
+    until then, perhaps in hours, is kept.
     """
     kind = client.server_kind()
     text, counters = settled_metrics(client, kind)
@@ -114,11 +118,15 @@ def run_soak(
             sample = client.complete(request)
             conversation.answered(sample)
             before, counted_before = text, counters
-            text, counters = settled_metrics(client, kind)
-            grown, server_s = counters - counted_before, _difference(_SERVER_LATENCY, before, text)
+            grown, server_s, fault = Counters(), None, None
+            try:
+                text, counters = settled_metrics(client, kind)
+                grown, server_s = counters - counted_before, _difference(_SERVER_LATENCY, before, text)
+            except EngineFault as error:
+                fault = str(error)
             resident = memory() if memory is not None else _reading(_RESIDENT, text)
             row = _row(sample, grown, server_s=server_s, memory_bytes=resident)
-            turns.append(SoakTurn(session=session, turn=number, kind=turn.kind, **row))
+            turns.append(SoakTurn(session=session, turn=number, kind=turn.kind, counter_fault=fault, **row))
     return _with_speeds(turns)
 
 
@@ -135,7 +143,9 @@ def summarize_soak(turns: Sequence[SoakTurn], limits: Limits | None = None) -> d
     steady = judge(_run(turns, rates), limits)
     ttft_ratio = _median_ratio(_warm(turns, _relative(turns, [turn.ttft_s for turn in turns])))
     speeds = [turn.tokens_per_s for turn in turns if turn.tokens_per_s is not None]
-    faults = [*steady.faults, *(["phases"] if found.degraded else [])]
+    is_slow = found.is_cycle or any(phase.last > phase.first for phase in found.degraded)
+    has_lost = any(turn.counter_fault for turn in turns)
+    faults = [*steady.faults, *(["phases"] if is_slow else []), *(["counters"] if has_lost else [])]
     return {
         "num_turns": len(turns),
         "tokens_per_s": statistics.median(speeds) if speeds else None,
@@ -148,29 +158,36 @@ def summarize_soak(turns: Sequence[SoakTurn], limits: Limits | None = None) -> d
         "rates": rates,
         "limits": {**asdict(limits), "max_ttft_ratio": MAX_TTFT_RATIO},
         "faults": faults,
-        "warnings": _warnings(turns, ttft_ratio),
+        "warnings": [*_warnings(turns, ttft_ratio), *_single_slow_turns(found, numbers, is_slow=is_slow)],
         "verdict": "fail" if faults else "pass",
     }
 
 
-def process_memory(pid: int) -> Callable[[], float]:
-    """Reads the resident bytes of a process of this machine and all its children; ConfigError where there is none."""
+def process_memory(pid: int) -> Callable[[], float | None]:
+    """Reads the resident bytes of a process of this machine and all its children, None once it is gone.
+
+    ConfigError where there is none to begin with.
+    """
     try:
         import psutil
     except ImportError:
         raise ConfigError("--server-pid needs psutil. Install it, or leave the option out.") from None
     try:
         process = psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        raise ConfigError(f"--server-pid {pid}: there is no such process. Give the server's own.") from None
+        process.memory_info()
+    except (psutil.Error, ValueError):
+        raise ConfigError(
+            f"--server-pid {pid}: there is no such process that can be read. Give the server's own."
+        ) from None
 
-    def read() -> float:
-        total = 0.0
-        for each in (process, *process.children(recursive=True)):
-            try:
+    def read() -> float | None:
+        try:
+            total, children = float(process.memory_info().rss), process.children(recursive=True)
+        except psutil.Error:
+            return None  # a server that is gone has no memory, which is not 0 bytes
+        for each in children:
+            with suppress(psutil.Error):  # it ended while we looked
                 total += each.memory_info().rss
-            except psutil.NoSuchProcess:  # it ended while we looked
-                continue
         return total
 
     return read
@@ -315,10 +332,21 @@ def _warnings(turns: Sequence[SoakTurn], ttft_ratio: float | None) -> list[str]:
         and any(turn.num_drafts is not None for turn in turns)
     ):
         found.append("nothing was drafted in the whole run")
+    lost = [turn.counter_fault for turn in turns if turn.counter_fault]
+    if lost:
+        found.append(f"counters were lost in {len(lost)} of {len(turns)} turns; the first: {lost[0]}")
     shared = [turn for turn in turns if (turn.num_generation_tokens or 0) > (turn.num_output_tokens or 0) + 1]
     if shared:
         found.append(f"other requests ran during {len(shared)} of {len(turns)} turns: speeds are not this soak's alone")
     return found
+
+
+def _single_slow_turns(found: Phases, numbers: Sequence[int], *, is_slow: bool) -> list[str]:
+    """Slow turns that stand alone are no phase that fails a soak: any machine has one now and then."""
+    if is_slow or not found.degraded:
+        return []
+    listed = ", ".join(str(numbers[phase.first - 1]) for phase in found.degraded)
+    return [f"single turns were slow: {listed}"]
 
 
 def _difference(pattern: re.Pattern[str], before: str, after: str) -> float | None:

@@ -25,6 +25,8 @@ POWER = 0.9
 MIN_PROMPTS = 6
 """With n prompts a sign-flip test cannot go below 2^(1−n); 6 is the first n for which that is under 0.05."""
 NUM_RESAMPLES = 9999
+MAX_LOG = 700.0
+"""Of a ratio, either way: what lies beyond is written as e to this, since it has no number and means "anything"."""
 NUM_SPREADS = 64  # quantiles that stand for what a spread may be, given its estimate
 MAX_SHIFT = 30.0  # of a noncentral t: the power is 1 long before, and scipy has no value far beyond
 MAX_PROMPTS = 1_000_000  # beyond, a recommendation is no help
@@ -86,7 +88,8 @@ def mean_interval(values: Floats, *, confidence: float = CONFIDENCE, method: Met
     """Confidence limits of the mean over the last axis, which has two values or more.
 
     "t" is mean ± t(n − 1) · s ÷ √n (Student 1908). "bca" is the bias-corrected, accelerated bootstrap over prompts
-    (Efron 1987; scipy.stats.bootstrap), for ratios far from normal; with 24 prompts its 95 % are rather 92.
+    (Efron 1987; scipy.stats.bootstrap), for ratios far from normal; with 24 prompts its 95 % are rather 92. Where the
+    values leave it undefined, it is "t".
     """
     n = values.shape[-1]
     if n < 2:
@@ -106,7 +109,13 @@ def mean_interval(values: Floats, *, confidence: float = CONFIDENCE, method: Met
         method="BCa",
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return found.low, found.high
+    is_known = np.isfinite(found.low) & np.isfinite(found.high)  # few or mostly equal values leave it undefined
+    return np.where(is_known, found.low, mean - half), np.where(is_known, found.high, mean + half)
+
+
+def bounded_exp(value: float | Floats) -> float:
+    """A ratio from its logarithm, above 0 and finite whatever that is."""
+    return exp(min(MAX_LOG, max(-MAX_LOG, float(value))))
 
 
 def sign_flip_p(values: Floats) -> Floats:
@@ -145,8 +154,8 @@ def paired_log_ratio(
     values = log_ratios(first, second)
     low, high = mean_interval(values, confidence=confidence, method=method)
     return PairedRatio(
-        ratio=exp(values.mean()),
-        interval=(exp(low), exp(high)),
+        ratio=bounded_exp(values.mean()),
+        interval=(bounded_exp(low), bounded_exp(high)),
         confidence=confidence,
         method=method,
         p_value=float(sign_flip_p(values)),

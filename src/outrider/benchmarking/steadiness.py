@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from outrider import metrics
+from outrider.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +22,12 @@ class Limits:
     """Mean speed of the last fifth over that of the first."""
     max_acceptance_drift: float = 0.03
     """How far the same ratio of acceptance lengths may be from 1."""
+
+    def __post_init__(self) -> None:
+        """ConfigError for a limit that nothing could break."""
+        for option, limit in (("--max-growth", self.max_memory_growth), ("--min-retention", self.min_speed_retention)):
+            if not 0 <= limit < inf:
+                raise ConfigError(f"{option} {limit} is no limit. Give a share from 0 up.")
 
 
 @dataclass(frozen=True, kw_only=True)

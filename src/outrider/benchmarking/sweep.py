@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import exp, log
+from math import comb, log
 from statistics import fmean
 from typing import Any
 
@@ -22,7 +22,7 @@ from outrider.benchmarking.record import make_record
 from outrider.benchmarking.request_sets import Item, RequestSet
 from outrider.benchmarking.run_summary import row_of, summarize
 from outrider.benchmarking.runner import Asker, Load, Run, run_load
-from outrider.benchmarking.statistics import mean_interval
+from outrider.benchmarking.statistics import CONFIDENCE, bounded_exp, mean_interval
 from outrider.benchmarking.workloads import Workload
 from outrider.errors import ConfigError, EngineFault
 
@@ -151,15 +151,22 @@ def _check_switch(run: Run, draft_length: int, *, is_asked: bool) -> None:
 
 
 def summarize_sweep(runs: dict[Cell, list[Run]]) -> list[dict[str, Any]]:
-    """A row for each cell: its speed, against the best length of its condition, and whether that is n = 0."""
+    """A row for each cell: its speed, against the best length of its condition, and whether that is n = 0.
+
+    A run with a fault makes no length the best while there is another. The drafter loses where n = 0 is told apart from
+    every draft length.
+    """
     rows = []
     for condition in dict.fromkeys(condition for condition, _ in runs):
         speeds = {length: item_speeds(each) for (found, length), each in runs.items() if found == condition}
-        best = max(speeds, key=lambda length: fmean(speeds[length].values()) if speeds[length] else float("-inf"))
+        faults = {length: _faults(runs[condition, length], length) for length in speeds}
+        best = _best(speeds, faults)
+        compared = {length: _ratio_interval(speeds[length], speeds[best], len(speeds)) for length in speeds}
+        is_apart = all(each and each[1] < 1 for length, (_, each) in compared.items() if length != best)
         for length in speeds:
             each = runs[condition, length]
             is_best = length == best
-            ratio, interval = (1.0, None) if is_best else _ratio_interval(speeds[length], speeds[best])
+            ratio, interval = (1.0, None) if is_best else compared[length]
             summaries = [summarize(run) for run in each]
             rows.append(
                 {
@@ -170,11 +177,26 @@ def summarize_sweep(runs: dict[Cell, list[Run]]) -> list[dict[str, Any]]:
                     "ratio_to_best": ratio,
                     "ratio_interval": interval,
                     "is_best": is_best,
-                    "drafter_loses": best == 0,
-                    "faults": sorted({fault.name for run in each for fault in examine(run) if fault.is_fatal}),
+                    "drafter_loses": best == 0 and is_apart,
+                    "faults": faults[length],
                 }
             )
     return rows
+
+
+def _faults(runs: Sequence[Run], draft_length: int) -> list[str]:
+    """Names of what spoils a cell; drafts that were asked for and not made are a fault of the point (T-065)."""
+    found = {fault.name for run in runs for fault in examine(run) if fault.is_fatal or fault.name == "looping_answers"}
+    if draft_length > 0 and any(run.counted is not None and run.counted.num_drafts == 0 for run in runs):
+        found.add("not_drafted")
+    return sorted(found)
+
+
+def _best(speeds: Mapping[int, Mapping[int, float]], faults: Mapping[int, Sequence[str]]) -> int:
+    """The fastest of the lengths with the fewest faults: a spoiled run may be fast for what spoiled it."""
+    fewest = min(map(len, faults.values()))
+    sound = [length for length in speeds if len(faults[length]) == fewest]
+    return max(sound, key=lambda length: fmean(speeds[length].values()) if speeds[length] else float("-inf"))
 
 
 def item_speeds(runs: Sequence[Run]) -> dict[int, float]:
@@ -190,13 +212,19 @@ def item_speeds(runs: Sequence[Run]) -> dict[int, float]:
     return {place: fmean(values) for place, values in places.items() if len(values) == len(runs)}
 
 
-def _ratio_interval(speeds: dict[int, float], best: dict[int, float]) -> tuple[float | None, list[float] | None]:
-    """Speed as a share of the best one's and its 95 % interval, paired by place."""
+def _ratio_interval(
+    speeds: dict[int, float], best: dict[int, float], num_lengths: int
+) -> tuple[float | None, list[float] | None]:
+    """Speed as a share of the best one's and its interval, paired by place.
+
+    95 % hold for all pairs of lengths together (Bonferroni): which pairs are looked at, the data chose.
+    """
+    confidence = 1 - (1 - CONFIDENCE) / comb(num_lengths, 2)
     differences = np.array([speeds[place] - best[place] for place in speeds if place in best])
     if len(differences) < 2:
-        return (exp(differences[0]) if len(differences) else None), None
-    low, high = mean_interval(differences)
-    return exp(differences.mean()), [exp(low), exp(high)]
+        return (bounded_exp(differences[0]) if len(differences) else None), None
+    low, high = mean_interval(differences, confidence=confidence)
+    return bounded_exp(differences.mean()), [bounded_exp(low), bounded_exp(high)]
 
 
 def sweep_record(

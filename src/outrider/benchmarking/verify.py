@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal
 
 from outrider.benchmarking import greedy
@@ -78,6 +79,8 @@ class LadderConfig:
             raise ConfigError(f"--skip {sorted(unknown)[0]!r} is no rung. Choose from {', '.join(RUNGS)}.")
         if min(self.essay_tokens, self.greedy_tokens) < 1 or any(size < 500 for size in self.needle_tokens):
             raise ConfigError("a text has at least 1 token and a haystack 500. Give larger numbers.")
+        if not 0 <= self.min_acceptance_length < inf:
+            raise ConfigError(f"--min-acceptance-length {self.min_acceptance_length} is none. Give 0 for no drafter.")
         if self.tie_tolerance is not None and not self.tie_tolerance >= 0:
             raise ConfigError(f"--tie-tolerance {self.tie_tolerance} is below 0. Give 0 for a server that is exact.")
 
@@ -173,6 +176,9 @@ def _try(name: str, shared: _Climb) -> Rung:
         status, reason, advice = "skip", str(error), None
     except EngineFault as error:
         status, reason, advice = "fail", str(error), "Start the server, or give its address."
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        reason = f"the server's answer has another shape than OpenAI's ({type(error).__name__}: {error})"
+        status, advice = "fail", "See what it answers to this request, or update it."
     flips = shared.flips if name == "greedy" else None
     return Rung(name, status, reason, advice, time.monotonic() - began_s, flips)  # type: ignore[arg-type]
 

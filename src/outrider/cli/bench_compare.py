@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_ARMS = ("plain=local:plain", "drafter=local:drafter")
 METHODS = ("t", "bca")
 MIN_PROMPTS = 2  # an interval takes two pairs
+MIN_BCA_PROMPTS = 20  # of fewer, a bootstrap's 95 % are under 90
 
 
 def compare(
@@ -77,9 +78,14 @@ def compare(
     Exit code 1 where an arm was broken or did not do what it was asked.
     """
     chosen = _chosen(workload, prompts)
-    _check(rounds=rounds, warm_up_rounds=warm_up_rounds, max_tokens=max_tokens, claim=claim, confidence=confidence)
+    counts = {"rounds": rounds, "warm_up_rounds": warm_up_rounds, "max_tokens": max_tokens}
+    _check(**counts, claim=claim, confidence=confidence, temperature=temperature)
     if method not in METHODS:
         raise ConfigError(f"--method {method!r} is not known; choose one of {', '.join(METHODS)}.")
+    if method == "bca" and len(chosen.items) < MIN_BCA_PROMPTS:
+        raise ConfigError(
+            f"--method bca resamples prompts, and {len(chosen.items)} are too few: use t, or more prompts."
+        )
     if record is not None and writable("--record", record).exists():
         raise ConfigError(f"--record {record} exists, and records are never overwritten. Name a new file.")
     try:
@@ -156,12 +162,15 @@ def _sized(chosen: RequestSet, arm: Arm, num_tokens: int, max_tokens: int, conte
     return RequestSet(f"{chosen.name}, {num_tokens} tokens", items)
 
 
-def _check(*, rounds: int, warm_up_rounds: int, max_tokens: int, claim: float, confidence: float) -> None:
+def _check(
+    *, rounds: int, warm_up_rounds: int, max_tokens: int, claim: float, confidence: float, temperature: float
+) -> None:
     """ConfigError naming the option whose number cannot be."""
     bounds = (
         ("--rounds", rounds, rounds >= 1, "at least 1"),
         ("--warm-up-rounds", warm_up_rounds, warm_up_rounds >= 0, "at least 0"),
         ("--max-tokens", max_tokens, max_tokens >= 2, "at least 2, since decoding is timed after the first"),
+        ("--temperature", temperature, 0 <= temperature < float("inf"), "0 for greedy or a number above"),
         ("--claim", claim, 0 < claim < float("inf"), "a percentage above 0"),
         ("--confidence", confidence, 0.5 < confidence < 1, "between 0.5 and 1"),
     )

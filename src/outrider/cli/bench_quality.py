@@ -62,7 +62,7 @@ def quality(
 
     if human_eval and not allow_code_execution:
         raise ConfigError("--human-eval runs programs that a model wrote. Add --allow-code-execution if you want that.")
-    name, problems = _problems(gsm8k, calls, is_human_eval=human_eval, limit=limit)
+    name, problems = _problems(gsm8k, calls, is_human_eval=human_eval, limit=limit, max_tokens=max_tokens)
     new_file("--record", record)
     key = api_key or os.environ.get(KEY_VARIABLE)
     with ExitStack() as stack:
@@ -100,10 +100,12 @@ def quality(
 
 
 def _problems(
-    gsm8k: Path | None, calls: Path | None, *, is_human_eval: bool, limit: int | None
+    gsm8k: Path | None, calls: Path | None, *, is_human_eval: bool, limit: int | None, max_tokens: int
 ) -> tuple[str, list[Problem]]:
     from outrider.benchmarking.problems import human_eval_problems, own_problems, read_calls, read_gsm8k
 
+    if max_tokens < 1:
+        raise ConfigError(f"--max-tokens {max_tokens} leaves no answer. Give at least 1.")
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit {limit} leaves no problem. Give at least 1.")
     sets = {}

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from outrider.cli.output import emit_json, new_file, progress_bar, show
 from outrider.errors import ConfigError
 
 KEY_VARIABLE = "OUTRIDER_API_KEY"
-_CONDITION_COLUMNS = ("workload", "at a time", "prompt tokens", "temp.")
+OWN_FIELDS = {"model", "messages", "prompt", "max_tokens", "temperature", "stream", "stream_options", "tools"}
 
 Url = Annotated[str, typer.Argument(help="Of a server that speaks OpenAI's API, such as http://127.0.0.1:8000.")]
 _WORKLOADS = (
@@ -237,6 +238,8 @@ def body_fields(given: list[str] | None, *, ignore_eos: bool = False) -> dict[st
             raise ConfigError(
                 f"--body {each!r} is not NAME=JSON. Write it as speculative='{{\"enabled\": false}}' or top_p=0.9."
             ) from None
+    if own := sorted(set(fields) & OWN_FIELDS):
+        raise ConfigError(f"--body {own[0]}: this command sets it, by an option or because it must. Leave it out.")
     return fields
 
 
@@ -245,8 +248,8 @@ def _temperatures(text: str) -> list[float]:
         found = [float(each) for each in text.split(",")]
     except ValueError:
         raise ConfigError(f"--temperature {text!r} is not a list of numbers, as in 0,0.7.") from None
-    if min(found) < 0 or len(set(found)) < len(found):
-        raise ConfigError(f"--temperature {text!r} has a number below 0, or one twice.")
+    if not all(0 <= each < inf for each in found) or len(set(found)) < len(found):
+        raise ConfigError(f"--temperature {text!r} has a number below 0 or none at all, or one twice.")
     return found
 
 
@@ -256,7 +259,7 @@ def _key() -> str | None:
 
 def _show_run(summary: dict[str, Any], title: str) -> None:
     table = Table(title=title)
-    for column in ("", "mean", "p50", "p90", "p99"):
+    for column in ("", "mean", "p50", "p90", "p99", "most"):
         table.add_column(column, justify="left" if not column else "right")
     for name, label, factor in (
         ("ttft_s", "first token, ms", 1e3),
@@ -266,7 +269,7 @@ def _show_run(summary: dict[str, Any], title: str) -> None:
         ("decode_tokens_per_s", "decoding, tok/s", 1.0),
     ):
         spread = summary[name] or {}
-        table.add_row(label, *(_number(spread.get(key), factor) for key in ("mean", "p50", "p90", "p99")))
+        table.add_row(label, *(_number(spread.get(key), factor) for key in ("mean", "p50", "p90", "p99", "max")))
     show(table)
     for line in _run_lines(summary):
         show(line)
@@ -334,7 +337,11 @@ def _condition(row: dict[str, Any]) -> tuple[Any, ...]:
 def _verdict(best: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     length = best["num_speculative_tokens"]
     where = f"{best['workload']}, {best['concurrency']} at a time, temperature {best['temperature']:g}"
-    tied = [row["num_speculative_tokens"] for row in rows if row["ratio_interval"] and row["ratio_interval"][1] >= 1]
+    tied = [
+        row["num_speculative_tokens"]
+        for row in rows
+        if not row["is_best"] and (row["ratio_interval"] is None or row["ratio_interval"][1] >= 1)
+    ]
     others = f"; not told apart from n = {', '.join(map(str, tied))}" if tied else ""
     if any(row["faults"] for row in rows):
         others += "; but runs were spoiled: see faults, and measure again"

@@ -54,6 +54,7 @@ def soak(
     from outrider.benchmarking.soak import process_memory, run_soak, soak_workload, summarize_soak
 
     planned = _planned(find_shape(shape).scaled(scale), sessions, turns)
+    limits = Limits(min_speed_retention=min_retention, max_memory_growth=max_growth)
     new_file("--record", record)
     memory = process_memory(server_pid) if server_pid is not None else None
     salt = secrets.token_hex(4)  # two soaks of one server must not find each other's prefixes
@@ -63,7 +64,6 @@ def soak(
         name, kind = client.model, client.server_kind()
         with progress_bar(planned.num_sessions * len(planned.turns)) as report:
             rows = run_soak(client, planned, salt=salt, has_tools=not no_tools, memory=memory, progress=report)
-    limits = Limits(min_speed_retention=min_retention, max_memory_growth=max_growth)
     summary = summarize_soak(rows, limits)
     if record is not None:
         settings = {"url": url, "salt": salt, "scale": scale, "tools": not no_tools}

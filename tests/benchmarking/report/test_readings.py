@@ -122,3 +122,10 @@ def test_tables_leave_raw_series_and_nested_ones_out() -> None:
     assert [key for key, _ in readings.nested_tables(summary)] == ["phases"]
     assert readings.scalar_columns([{"prompt_ratios": [1.1, 1.2], "speedup": 1.15}]) == ["speedup"]
     assert readings.scalar_columns([{"a": 1, "long": list(range(17))}, {"b": 2}]) == ["a", "b"]
+
+
+def test_a_record_that_compared_says_itself_whether_drafting_nothing_wins() -> None:
+    cell = {"workload": "code", "output_tokens_per_s": 90}
+    cells = [{**cell, "num_speculative_tokens": n, "is_best": n == 0} for n in (0, 3)]
+    told = [[{**cell, "drafter_loses": loses} for cell in cells] for loses in (False, True)]
+    assert [readings.losing_cells(of(made.record("sweep", each))) for each in told] == [[], ["made"]]

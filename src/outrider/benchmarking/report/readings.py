@@ -188,6 +188,10 @@ def losing_cells(record: Record) -> list[str]:
     """Names of the series in which drafting nothing is fastest."""
     if sweep_axis(record) != "num_speculative_tokens":
         return []
+    said = [cell for cell in record.summaries if "drafter_loses" in cell]
+    if said:  # the record compared, and knows better than its heights whether 0 is told apart
+        keys = [key for key in varying(said, (*NAMES, *AXES)) if key != "num_speculative_tokens"]
+        return [cell_name(cell, keys) or record.stem for cell in said if cell["drafter_loses"] and cell.get("is_best")]
     return [series.name or record.stem for series in sweep_series(record) if series.best.x == 0]
 
 

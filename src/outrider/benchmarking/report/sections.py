@@ -168,7 +168,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def _latency_table(summary: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     found = {
-        (statistic, measure): 1e3 * seconds
+        (statistic, measure): None if seconds is None else 1e3 * seconds
         for key, measure in SPREADS.items()
         for statistic, seconds in (summary.get(key) or {}).items()
     } or {(match[1], match[2]): summary[match[0]] for key in summary if (match := LATENCY.fullmatch(key))}
