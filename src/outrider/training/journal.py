@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -22,14 +23,13 @@ class Journal:
         self.records: dict[str, dict[str, Any]] = {}
         """By the conversation's key."""
         try:
-            self._file = path.open("a+b")
+            self._file = path.open("a+b", buffering=0)  # nothing of a line that failed may be written later
             self._file.seek(0)
-            whole, _, rest = self._file.read().rpartition(b"\n")
+            whole, _, _ = self._file.read().rpartition(b"\n")
             self._end = len(whole) + 1 if whole else 0
             self._file.truncate(self._end)
         except OSError as error:
             raise ConfigError(f"{path} cannot be opened ({error}). Choose a folder that can be written.") from error
-        del rest
         lines = whole.split(b"\n") if whole else []
         try:
             self._take(lines, header)
@@ -70,8 +70,8 @@ class Journal:
     def _write(self, value: dict[str, Any]) -> None:
         line = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
         try:
-            self._file.write(line)
-            self._file.flush()
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file.fileno())
         except OSError as error:
             os.truncate(self.path, self._end)
