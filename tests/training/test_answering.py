@@ -77,7 +77,7 @@ def test_a_conversation_ends_where_it_cannot_go_on(said: str, ended: str, num_an
     record = record_of(
         Talker(lambda _: said),
         chat_row("One?", {"role": "assistant", "content": "x"}, "Two?", tools=[TOOL]),
-        replace(OPTIONS, sequence_tokens=ROOM),
+        replace(OPTIONS, sequence_tokens=ROOM, max_tokens=200),
     )
     assert (record["ended"], len(record["answers"])) == (ended, num_answers)
     assert all(len(each["prompt_token_ids"] + each["token_ids"]) <= ROOM for each in record["answers"])

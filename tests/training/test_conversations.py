@@ -88,6 +88,7 @@ def test_tags_of_other_languages_are_text() -> None:
 def test_files_are_read_once_each_and_bad_rows_stop_or_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "asked.jsonl"
     rows = ['{"prompt": "Why  not?", "category": "Code", "language": "english"}', "", '{"turns": ["why\\nNOT?"]}', "no"]
+    rows += [openai(USER, {**REPLY, "content": ""}), openai(USER, REPLY, USER, {**REPLY, "content": ""})]
     path.write_text("\n".join([*rows, openai(USER, REPLY), openai(USER, {**REPLY, "content": "Other."})]))
     with pytest.raises(ConfigError, match=r"asked.jsonl, line 4: .*--drop-bad-rows"):
         read_conversations([path])
@@ -96,7 +97,11 @@ def test_files_are_read_once_each_and_bad_rows_stop_or_are_counted(tmp_path: Pat
         ("Why  not?", "code", "english"),
         ("Why?", None, None),
     ]
-    assert dropped == {"repeated prompt": 2, "bad row": 1}
+    assert dropped == {
+        "repeated prompt": 2,
+        "bad row: Expecting value": 1,
+        "bad row: a message is an empty assistant turn": 2,
+    }
     assert read_row(openai(USER, CALL, RESULT)).key != read_row(openai(USER)).key
     assert read_row(openai(USER, tools=[{"a": 1}])).key != read_row(openai(USER)).key
 

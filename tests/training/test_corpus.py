@@ -141,7 +141,7 @@ def test_a_row_that_the_template_cannot_write_stops_before_anything_is_asked(tmp
         made(tmp_path, talker, [*ASKED[:2], tools], chat=plain)
     assert (talker.prompts, list(tmp_path.iterdir())) == ([], [])
     card = made(tmp_path, talker, [*ASKED[:2], tools], chat=plain, on_bad_row="drop")
-    assert card["dropped"] == {"bad row": 2}
+    assert card["dropped"] == {"bad row": 1, "bad row: this target has no chat template": 1}
 
 
 def test_progress_is_told_every_so_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,18 +50,19 @@ def test_a_journal_of_something_else_is_refused_and_left_alone(tmp_path: Path) -
 def test_a_full_disk_leaves_whole_lines_only(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     begun(path)
-    whole = path.read_bytes()
     journal = Journal(path, HEADER)
+    journal.append({"key": "c"})
+    whole = path.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for room in (7, 0):  # half a line fits, or nothing
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + room, hard))
-            with pytest.raises(ConfigError, match=r"cannot grow .*2 conversations are kept: make room"):
-                journal.append({"key": "c"})
+            with pytest.raises(ConfigError, match=r"cannot grow .*3 conversations are kept: make room"):
+                journal.append({"key": "d"})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert path.read_bytes() == whole
-    assert list(journal.records) == ["a", "b"]
-    journal.append({"key": "c"})
+    assert list(journal.records) == ["a", "b", "c"]
+    journal.append({"key": "d"})
     journal.close()
-    assert path.read_bytes() == whole + b'{"key": "c"}\n'
+    assert path.read_bytes() == whole + b'{"key": "d"}\n'

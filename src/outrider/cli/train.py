@@ -48,6 +48,7 @@ def generate(
     drop_bad_rows: Annotated[bool, typer.Option(help="Drop and count rows that would poison training.")] = False,
     concurrency: Annotated[int, typer.Option(help="Conversations under way at a time.")] = 4,
     drafter: options.Drafter = "auto",
+    no_drafter: options.NoDrafter = False,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -74,7 +75,7 @@ def generate(
             ),
             data,
             target=target,
-            drafter=drafter,
+            drafter=None if no_drafter else drafter,
             device=device,
             on_bad_row="drop" if drop_bad_rows else "stop",
         )
@@ -93,7 +94,7 @@ def _answered(
     data: Path,
     *,
     target: str | None,
-    drafter: str,
+    drafter: str | None,
     device: str,
     on_bad_row: OnBadRow,
 ) -> dict[str, Any]:

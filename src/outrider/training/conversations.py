@@ -88,7 +88,7 @@ def read_conversations(
             except ValueError as error:
                 if on_bad_row == "stop":
                     raise ConfigError(f"{where}: {error}. Correct or remove it, or give --drop-bad-rows.") from None
-                dropped["bad row"] += 1
+                dropped[reason_of(str(error))] += 1
                 continue
             if read.key in found:
                 dropped["repeated prompt"] += 1
@@ -96,6 +96,11 @@ def read_conversations(
     if not found:
         raise ConfigError(f"{', '.join(map(str, paths))}: no conversation is left. Give JSONL with one a line.")
     return list(found.values()), dropped
+
+
+def reason_of(message: str) -> str:
+    """What bad rows are counted under: the message up to its first detail, without the number of a turn."""
+    return "bad row: " + re.split(r"[:;,(]", re.sub(r"\bmessage \d+\b", "a message", message), maxsplit=1)[0].strip()
 
 
 def _lines(path: Path) -> list[str]:

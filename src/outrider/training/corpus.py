@@ -17,7 +17,7 @@ from outrider.backends.base import Backend
 from outrider.errors import ConfigError
 from outrider.tokenizer import Tokenizer
 from outrider.training.answering import AnswerOptions, ChatFormat, Record, answer, check_chat, unwritable
-from outrider.training.conversations import Conversation, OnBadRow
+from outrider.training.conversations import Conversation, OnBadRow, reason_of
 from outrider.training.corpus_card import Sample, card_markdown, make_card
 from outrider.training.files import write_whole
 from outrider.training.generate import TextBatch, TextKind
@@ -105,7 +105,7 @@ def _writable(
         if reason is None:
             kept.append(conversation)
         elif on_bad_row == "drop":
-            dropped["bad row"] += 1
+            dropped[reason_of(reason)] += 1
         else:
             raise ConfigError(
                 f"{conversation.where}: the target's chat template cannot write it ({reason}) Remove it, or give "
