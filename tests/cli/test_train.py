@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import outrider.backends.local  # noqa: F401 - before a test patches what it imports by name
 from outrider.cli.main import app, main
+from outrider.errors import ConfigError
 from outrider.training import pipeline
 from outrider.weights import locate
 from tests.training import tiny
@@ -79,3 +81,36 @@ def test_calls_that_stop_early_go_on_from_the_checkpoint(
             main()
         assert refused.value.code == 2
         assert named in " ".join(capsys.readouterr().err.split())
+
+
+def test_answers_to_conversations_are_written_described_and_trained_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    target, recipe = str(tiny.write_target(tmp_path / "target")), str(write_recipe(tmp_path / "tiny.toml"))
+    # 22 characters of template leave 2 of 24 tokens, so this recipe's sequences are longer; the target's window is 40.
+    Path(recipe).write_text(Path(recipe).read_text().replace("sequence_tokens = 24", "sequence_tokens = 40"))
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text("\n".join(json.dumps({"prompt": letter}) for letter in "abcdefgh"))
+    data = tmp_path / "answers.pt"
+    shared = [recipe, "--data", str(data), "--target", target, "--device", "cpu", "--json"]
+    asking = ["train", "generate", *shared, "--conversations", str(asked)]
+    written = CliRunner().invoke(app, asking, catch_exceptions=False)
+    card = json.loads(written.stdout)
+    assert card["num_conversations"] == 8
+    assert json.loads(data.with_name("answers.pt.card.json").read_text()) == card
+    assert "answered 8/8 conversations" in written.stderr
+    trained = CliRunner().invoke(app, ["train", "run", *shared, "--out", str(tmp_path)], catch_exceptions=False)
+    assert json.loads(trained.stdout)["tiny"]["finished"]
+
+    asked.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]}')
+    monkeypatch.setattr(sys, "argv", ["outrider", *asking])
+    with pytest.raises(SystemExit) as refused:
+        main()
+    assert refused.value.code == 2
+    assert "line 1: message 1 is an empty assistant turn" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(ConfigError, match="sequences of 40 tokens, but the recipe's sequence_tokens is 24"):
+        CliRunner().invoke(
+            app,
+            ["train", "run", str(write_recipe(tmp_path / "short.toml")), *shared[1:], "--out", str(tmp_path)],
+            catch_exceptions=False,
+        )

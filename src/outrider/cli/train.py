@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.cli import options
 from outrider.cli.output import emit_json, progress_line, writable
 from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.training.answering import AnswerOptions
+    from outrider.training.conversations import OnBadRow
 
 app = typer.Typer(no_args_is_help=True, help="Train a drafter on text that the target writes itself.")
 
 RecipeArgument = Annotated[list[Path], typer.Argument(help="Recipe files (recipes/*.toml).")]
 TargetOption = Annotated[str | None, typer.Option(help="Target weights; the embedded default if left out.")]
+ConversationsOption = Annotated[
+    list[Path] | None,
+    typer.Option(help="JSONL to answer: OpenAI or ShareGPT chats, turns or prompts. May be given several times."),
+]
 DataOption = Annotated[Path, typer.Option(help="File that holds the generated text.")]
 CheckpointOption = Annotated[
     Path | None, typer.Option(help="File to keep the run in; training goes on from it if it exists.")
@@ -32,18 +42,98 @@ def generate(
     recipe: Annotated[Path, typer.Argument(help="A recipe file.")],
     data: DataOption,
     target: TargetOption = None,
+    conversations: ConversationsOption = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer to --conversations.")] = 1024,
+    thinking_share: Annotated[float, typer.Option(help="Share of conversations answered with thoughts.")] = 0.0,
+    drop_bad_rows: Annotated[bool, typer.Option(help="Drop and count rows that would poison training.")] = False,
+    concurrency: Annotated[int, typer.Option(help="Conversations under way at a time.")] = 4,
+    drafter: options.Drafter = "auto",
+    no_drafter: options.NoDrafter = False,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Write the recipe's training text to --data."""
+    """Write the recipe's training text to --data: the target's own text, or its answers to --conversations.
+
+    Answers are kept in DATA.answers.jsonl as they come, so the same command goes on where a run was killed; beside
+    them are DATA.card.json and DATA.card.md, which say what the corpus is made of. [generate] gives sequence_tokens.
+    """
     from outrider.backends.local import resolve_device
     from outrider.training.config import load_recipe
+
+    loaded, place = load_recipe(recipe), resolve_device(device)
+    writable("--data", data)
+    if conversations:
+        from outrider.training.answering import AnswerOptions
+
+        card = _answered(
+            conversations,
+            AnswerOptions(
+                sequence_tokens=loaded.generate.sequence_tokens,
+                max_tokens=max_tokens,
+                thinking_share=thinking_share,
+                num_streams=concurrency,
+            ),
+            data,
+            target=target,
+            drafter=None if no_drafter else drafter,
+            device=device,
+            on_bad_row="drop" if drop_bad_rows else "stop",
+        )
+        emit_json(card) if as_json else progress_line(card["bias"])
+        return
     from outrider.training.pipeline import make_text
     from outrider.weights.locate import locate_target
 
-    loaded, place = load_recipe(recipe), resolve_device(device)
-    facts = make_text(locate_target(target), loaded, writable("--data", data), device=place, progress=progress_line)
+    facts = make_text(locate_target(target), loaded, data, device=place, progress=progress_line)
     emit_json(facts) if as_json else progress_line(json.dumps(facts))
+
+
+def _answered(
+    paths: list[Path],
+    asking: AnswerOptions,
+    data: Path,
+    *,
+    target: str | None,
+    drafter: str | None,
+    device: str,
+    on_bad_row: OnBadRow,
+) -> dict[str, Any]:
+    """The card of a corpus that the engine here answers."""
+    import outrider
+    from outrider.cli.train_chat import TemplateChat
+    from outrider.server.chat import find_template
+    from outrider.tokenizer import Tokenizer
+    from outrider.training.conversations import read_conversations
+    from outrider.training.corpus import make_corpus
+    from outrider.weights.loader import load_checkpoint
+    from outrider.weights.locate import locate_target
+
+    directory = locate_target(target)
+    checkpoint = load_checkpoint(directory)
+    tokenizer = Tokenizer.from_file(checkpoint.tokenizer_path)
+    chat = TemplateChat(find_template(directory if directory.is_dir() else None, tokenizer), tokenizer)
+    spellings = tokenizer.spellings()
+    control_tokens = frozenset(spellings[token_id] for token_id in tokenizer.special_ids)
+    # Read before the target is loaded: a bad row is found in a second.
+    asked, dropped = read_conversations(paths, control_tokens=control_tokens, on_bad_row=on_bad_row)
+    engine_config = outrider.EngineConfig(context_length=asking.sequence_tokens, max_seats=asking.num_streams)
+    llm = outrider.load(target, drafter=drafter, config=engine_config, device=device, progress=progress_line)
+    identity = {
+        "target_sha256": checkpoint.sha256(),
+        "tokenizer_sha256": hashlib.sha256(checkpoint.tokenizer_path.read_bytes()).hexdigest(),
+    }
+    return make_corpus(
+        llm,
+        tokenizer,
+        chat,
+        asked,
+        asking,
+        data,
+        identity=identity,
+        dropped=dropped,
+        on_bad_row=on_bad_row,
+        progress=progress_line,
+    )
 
 
 @app.command()

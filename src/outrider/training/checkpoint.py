@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ import torch
 
 from outrider import environment
 from outrider.errors import ConfigError
+from outrider.training.files import write_whole
 from outrider.training.trainer import TrainingRun
 
 SCHEMA = 1
@@ -48,19 +48,7 @@ def write_checkpoint(path: Path, run: TrainingRun, *, text: dict[str, Any]) -> N
         "trainers": {name: trainer.state_dict() for name, trainer in run.trainers.items()},
         "environment": environment.describe(),
     }
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except (OSError, RuntimeError) as error:
-        raise ConfigError(
-            f"checkpoint {path} could not be written: {error}. One written before is untouched; make room and go on."
-        ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(path, lambda file: torch.save(state, file), what="checkpoint")
 
 
 def resume(path: Path, run: TrainingRun, *, text: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from outrider.training.checkpoint import CheckpointOptions, resume, write_checkp
 from outrider.training.config import Recipe
 from outrider.training.dataset import BlockDataset
 from outrider.training.export import export_drafter
+from outrider.training.files import write_whole
 from outrider.training.generate import TextBatch, TextKind, generate_text
 from outrider.training.openings import draw_openings
 from outrider.training.selection import evaluate_greedy, evaluate_sampled
@@ -71,8 +72,13 @@ def make_text(path: Path, recipe: Recipe, data: Path, *, device: torch.device, p
         "generate": asdict(options),
         "tap_layers": list(layers),
     }
-    torch.save({"facts": facts, "batches": batches}, data)
+    write_text(data, facts, batches)
     return facts
+
+
+def write_text(data: Path, facts: dict[str, Any], batches: list[TextBatch]) -> None:
+    """Save a text and what is worth recording of it, whole or not at all, for `read_text`."""
+    write_whole(data, lambda file: torch.save({"facts": facts, "batches": batches}, file), what="text")
 
 
 def read_text(data: Path, *, device: torch.device) -> tuple[dict[str, Any], list[TextBatch]]:
@@ -109,6 +115,7 @@ def train_drafters(
     checkpoint, target = open_target(path, recipes[0], device=device)
     if facts["target_sha256"] != checkpoint.sha256():
         raise ConfigError(f"{data} was written by another target ({facts['target_sha256'][:12]}). Generate it again.")
+    _check_length(batches, recipes, data)
     if batches[0].taps is not None:
         _check_kept_taps(facts, recipes, data)
     options = recipes[0].optimize
@@ -202,6 +209,15 @@ def _check_alike(recipes: list[Recipe]) -> None:
         raise ConfigError(
             "recipes trained together must have different names and the same [generate], num_steps, batch_sequences, "
             "num_held_out_sequences and seed."
+        )
+
+
+def _check_length(batches: list[TextBatch], recipes: list[Recipe], data: Path) -> None:
+    there, here = batches[0].token_ids.shape[1], recipes[0].generate.sequence_tokens
+    if there != here:
+        raise ConfigError(
+            f"{data} has sequences of {there} tokens, but the recipe's sequence_tokens is {here}. Use the recipe that "
+            "the text was made with, or generate it again."
         )
 
 
