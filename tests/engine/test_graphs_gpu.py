@@ -344,7 +344,7 @@ def test_a_cycle_begun_ahead_changes_nothing_whoever_comes_and_goes(is_drafting:
         stop_ids = [plain_texts("auto")[seat][11 * (seat + 1)] for seat in range(3)]
         stopped = [replace(params, stop_token_ids=(stop_id,)) for stop_id in stop_ids]
         requests = [engine.add(prompt, each) for prompt, each in zip(PROMPTS, [*stopped, params], strict=False)]
-        for num_steps in range(400):
+        for num_steps in range(CONTEXT_LENGTH + 40):
             if num_steps == 30:
                 engine.abort(requests[3])
                 requests.append(engine.add(PROMPTS[4], params))

@@ -261,7 +261,7 @@ def run_batch(engine: Engine, work: DecodeWork, cell: Cell, *, run: str) -> dict
             gaps.end_cycle()
             num_cycles += 1
             cycle = engine.device_cycle
-            if cycle is not None and cycle.host_s is not None:
+            if num_cycles > 1 and cycle is not None and cycle.host_s is not None:  # before the first come prompts
                 host_us.append(round(1e6 * cycle.host_s, 1))
                 launch_us.append(round(1e6 * cycle.launch_s, 1))
     seconds = time.perf_counter() - decode_started
