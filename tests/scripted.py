@@ -140,7 +140,14 @@ class TableTarget:
         """The same next-token probabilities after every token."""
         return TableTarget(torch.tensor(probs, dtype=torch.float64).log().expand(len(probs), -1), **options)
 
-    def forward(self, rows: Rows, caches: Sequence[LayerCache], *, tap_layers: Sequence[int] = ()) -> TargetOutput:
+    def forward(
+        self,
+        rows: Rows,
+        caches: Sequence[LayerCache],
+        *,
+        tap_layers: Sequence[int] = (),
+        after_first_layers: Callable[[], None] | None = None,
+    ) -> TargetOutput:
         """Hidden states are the tokens themselves, [R, 1]; taps repeat them."""
         self.passes.append(rows)
         hidden = rows.token_ids[:, None].to(self.dtype)

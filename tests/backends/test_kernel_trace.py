@@ -15,6 +15,7 @@ from outrider.backends.kernel_trace import (
     summarize_parts,
     trace_events,
 )
+from outrider.engine.graphs import NamedGraph
 
 
 def event(name: str, start: float, duration: float = 1.0, grid: tuple[int, ...] = (1, 1, 1)) -> KernelEvent:
@@ -47,19 +48,19 @@ def test_parts_by_name(name: str, part: str) -> None:
     assert part_of(name) == part
 
 
-def test_two_replays_a_cycle_are_draft_and_verify() -> None:
-    halves = split_halves(marked(["early"], ["d1"], ["v1", "v2"], ["d2"], ["v3", "read"]), num_cycles=2)
+def test_events_belong_to_the_half_that_was_replayed_last() -> None:
+    events = marked(["early"], ["load"], ["d1"], ["v1", "v2"], ["d2"], ["v3", "read"])
+    halves = split_halves(events, ["verify", "draft", "verify", "draft", "verify"])
     assert {half: [each.name for each in events] for half, events in halves.items()} == {
         "draft": ["d1", "d2"],
-        "verify": ["early", "v1", "v2", "v3", "read"],
+        "verify": ["early", "load", "v1", "v2", "v3", "read"],
     }
 
 
-def test_one_replay_a_cycle_is_verify_and_none_is_a_cycle() -> None:
-    assert list(split_halves(marked([], ["v"], ["v"]), num_cycles=2)) == ["verify"]
-    assert list(split_halves(marked(["a", "b"]), num_cycles=2)) == ["cycle"]
-    odd = split_halves(marked([], ["a"], ["b"], ["c"]), num_cycles=2)
-    assert [each.name for each in odd["cycle"]] == ["a", "b", "c"]
+def test_without_replays_there_is_one_cycle_and_a_marker_too_many_is_seen() -> None:
+    assert list(split_halves(marked(["a", "b"]), [])) == ["cycle"]
+    with pytest.raises(ValueError, match="zip"):
+        split_halves(marked([], ["a"], ["b"]), ["verify"])
 
 
 def test_milliseconds_a_cycle_beside_the_floor() -> None:
@@ -101,7 +102,8 @@ def test_only_what_the_device_did_is_read_in_order_of_time() -> None:
 @pytest.mark.gpu
 def test_kernels_of_real_graphs_are_told_apart() -> None:
     left, right = torch.ones(512, 512, device="cuda"), torch.ones(512, 512, device="cuda")
-    graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
+    graphs = [NamedGraph(), NamedGraph()]
+    graphs[0].half, graphs[1].half = "draft", "verify"
     left @ right
     torch.cuda.synchronize()
     with torch.cuda.graph(graphs[0]):
@@ -114,7 +116,7 @@ def test_kernels_of_real_graphs_are_told_apart() -> None:
             for graph in graphs:
                 graph.replay()
 
-    halves = split_halves(trace_events(cycles), num_cycles=3)
+    halves = split_halves(*trace_events(cycles))
     assert list(halves) == ["draft", "verify"]
     assert len(halves["draft"]) == 3
     assert len(halves["verify"]) >= 3

@@ -19,7 +19,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from outrider.backends.memory_plan import plan_caches
 from outrider.backends.pass_memory import BLOCK_BYTES, SEGMENT_BYTES, SMALL_BYTES, pass_parts
 from outrider.engine.engine import EngineConfig
-from outrider.engine.graphs import DeviceCycle
+from outrider.engine.graphs import Beginning, DeviceCycle
 from outrider.engine.kv_cache import KvCache
 from outrider.engine.proposer import DFlashProposer
 from outrider.kernels.gpu import GpuKernels
@@ -112,9 +112,10 @@ class Built:
     def cycle_bytes(self, *, is_sampled: bool = False) -> tuple[int, int]:
         """Of drafts for all seats, and of the largest verify pass."""
         seats = self.config.max_seats
-        cycle = DeviceCycle(self.target, self.caches, self.proposer, max_seats=seats, default_draft_length=MAX_DRAFTS)
+        sizes = {"max_seats": seats, "context_length": self.config.context_length, "default_draft_length": MAX_DRAFTS}
+        cycle = DeviceCycle(self.target, self.caches, self.proposer, **sizes)
         with Allocated() as drafting:
-            cycle._run_draft(seats, MAX_DRAFTS, is_sampled=is_sampled)
+            cycle._run_beginning(Beginning(seats, MAX_DRAFTS, 0, is_sampled))
         with Allocated() as verifying:
             cycle._run_verify(32, is_sampled=is_sampled)
         return drafting.peak_bytes, verifying.peak_bytes

@@ -29,7 +29,7 @@ def test_each_replay_is_seen_from_both_sides_and_nothing_is_left_behind(monkeypa
     untouched = torch.cuda.CUDAGraph.replay
 
     def fail_after_a_replay() -> None:
-        with watched_replays(lambda: seen.append("<"), lambda: seen.append(">")):
+        with watched_replays(lambda _graph: seen.append("<"), lambda: seen.append(">")):
             torch.cuda.CUDAGraph.replay(object())  # type: ignore[arg-type]
             raise ZeroDivisionError
 
@@ -39,16 +39,18 @@ def test_each_replay_is_seen_from_both_sides_and_nothing_is_left_behind(monkeypa
     assert torch.cuda.CUDAGraph.replay is untouched
 
 
-def test_gaps_are_from_one_end_to_the_next_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([0.0, 1.0, 1.25, 2.0, 2.05, 3.0])
+def test_gaps_are_from_one_end_to_the_next_beginning_and_summed_by_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 1.0, 1.25, 2.0, 2.05, 3.0, 3.5, 4.0])
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(replays, "timing_event", lambda: Clock([next(times)]))
     gaps = ReplayGaps()
     with gaps.watching():
-        for _ in range(3):
-            torch.cuda.CUDAGraph.replay(object())  # type: ignore[arg-type]
-    assert gaps.gaps_us() == pytest.approx([250.0, 50.0])
+        for num_replays in (1, 2, 0, 1):
+            for _ in range(num_replays):
+                torch.cuda.CUDAGraph.replay(object())  # type: ignore[arg-type]
+            gaps.end_cycle()
+    assert gaps.gaps_us() == pytest.approx([0.0, 250.0 + 50.0, 500.0])
 
 
 def test_nothing_replayed_has_no_gaps() -> None:
@@ -68,7 +70,8 @@ def test_gaps_of_a_real_graph_grow_with_what_the_host_does() -> None:
     with gaps.watching():
         for _ in range(5):
             graph.replay()
+            gaps.end_cycle()
             torch.cuda.synchronize()
             torch.cuda._sleep(10_000_000)
-    assert len(gaps.gaps_us()) == 4
-    assert min(gaps.gaps_us()) > 500
+    assert len(gaps.gaps_us()) == 5
+    assert min(gaps.gaps_us()[1:]) > 500

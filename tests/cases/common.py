@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,7 +82,9 @@ class TextTarget(TableTarget):
         super().__init__(functional.one_hot(wanted, vocab_size) * 20.0)
         self.config.vocab_size = vocab_size
 
-    def forward(self, rows: Rows, caches: Sequence[LayerCache], *, tap_layers: Sequence[int] = ()) -> TargetOutput:
+    def forward(
+        self, rows: Rows, caches: Sequence[LayerCache], *, tap_layers: Sequence[int] = (), **_options: Any
+    ) -> TargetOutput:
         """Hidden states are positions, [R, 1]."""
         output = super().forward(rows, caches, tap_layers=tap_layers)
         return TargetOutput(rows.positions[:, None].to(self.dtype), output.taps)

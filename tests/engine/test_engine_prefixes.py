@@ -218,8 +218,8 @@ class PoisonedTarget(GemmaTarget):
 
     is_ill = False
 
-    def forward(self, rows, caches, *, tap_layers=()):  # type: ignore[no-untyped-def]
-        output = super().forward(rows, caches, tap_layers=tap_layers)
+    def forward(self, rows, caches, **options):  # type: ignore[no-untyped-def]
+        output = super().forward(rows, caches, **options)
         if self.is_ill:
             for cache in caches:
                 pages = cache.table[rows.seats, rows.positions // PAGE_SIZE % cache.table.shape[1]]

@@ -215,7 +215,7 @@ def test_some_cycles_are_left_to_run_cycle(monkeypatch: pytest.MonkeyPatch) -> N
     unseeded = replace(SEEDED, seed=None)
 
     def takes(*params: SamplingParams, acceptance: str = "rejection") -> bool:
-        cycle = DeviceCycle(engine.target, engine.caches, None, max_seats=3, acceptance=acceptance)
+        cycle = DeviceCycle(engine.target, engine.caches, None, max_seats=3, context_length=64, acceptance=acceptance)
         return cycle.takes([engine.make_request([1], each) for each in params], [0] * len(params))
 
     assert takes(GREEDY, SEEDED, unseeded)
@@ -289,6 +289,82 @@ def test_only_the_request_with_bad_logits_fails() -> None:
     while engine.has_work:
         engine.step()
     assert [request.finish_reason for request in requests] == ["length", "error", "length"]
+
+
+class CountingScript(TensorScript):
+    """Notes where requests stand whenever it drafts."""
+
+    def __init__(self, texts: Tensor) -> None:
+        super().__init__(texts)
+        self.stands: list[list[tuple[int, int, int]]] = []
+
+    def propose_on_device(self, anchors: Anchors, draft_length: int, sampling: Sampling | None = None) -> DraftBlock:
+        columns = anchors.seats, anchors.anchor_token_ids, anchors.anchor_positions
+        self.stands.append(list(zip(*(column.tolist() for column in columns), strict=True)))
+        return super().propose_on_device(anchors, draft_length, sampling)
+
+
+def test_drafts_are_begun_ahead_from_where_the_host_will_see_the_requests() -> None:
+    proposer = CountingScript(scripted().texts)
+    engine = on_device(make_test_engine(TARGET, proposer, max_seats=2))
+    requests = [engine.add(PROMPTS[0], GREEDY), engine.add(PROMPTS[1], replace(GREEDY, max_tokens=6))]
+    while not all(request.output_token_ids for request in requests):
+        engine.prefill()
+    proposer.stands, expected, num_cycles = [], [], 0
+    while not any(request.finish_reason for request in requests):
+        engine.step()
+        num_cycles += 1
+        expected.append([(r.seat, r.output_token_ids[-1], r.anchor_position) for r in requests])
+    assert proposer.stands[: len(expected) - 1] == expected[:-1], "each cycle drafts once, for where requests stand"
+    assert num_cycles > 2
+    while engine.has_work:
+        engine.step()
+    assert [request.output_token_ids for request in requests] == [
+        reference_greedy(TARGET, PROMPTS[0], NUM_TOKENS),
+        reference_greedy(TARGET, PROMPTS[1], 6),
+    ]
+
+
+def test_what_has_begun_is_taken_with_a_column_left_empty() -> None:
+    proposer = CountingScript(scripted().texts)
+    engine = on_device(make_test_engine(TARGET, proposer, max_seats=4))
+    short = replace(GREEDY, max_tokens=3)
+    requests = [engine.add(prompt, each) for prompt, each in zip(PROMPTS, [GREEDY, short, GREEDY, GREEDY], strict=True)]
+    while not all(request.output_token_ids for request in requests):
+        engine.prefill()
+    while requests[1].finish_reason is None:
+        engine.step()
+    columns = {stand.request.index: stand.column for stand in engine.device_cycle._under_way}  # type: ignore[union-attr]
+    assert columns == {0: 0, 2: 2, 3: 3}
+    while engine.has_work:
+        engine.step()
+    assert [r.output_token_ids for r in requests] == [
+        reference_greedy(TARGET, prompt, r.params.max_tokens or 0) for prompt, r in zip(PROMPTS, requests, strict=True)
+    ]
+
+
+def test_what_has_begun_is_dropped_once_a_seat_has_changed_hands() -> None:
+    engine = on_device(make_test_engine(TARGET, scripted(), max_seats=4))
+    requests = [engine.add(prompt, GREEDY) for prompt in PROMPTS[:3]]
+    while not all(request.output_token_ids for request in requests):
+        engine.prefill()
+    engine.step()
+    cycle = engine.device_cycle
+    assert cycle is not None
+    assert cycle._begun is not None
+    begun = cycle._begun
+    engine._collect()
+    assert cycle._begun_columns(requests, [1] * 3) == [0, 1, 2]
+    assert cycle._begun_columns(requests[1:], [0, 1]) == [1, 2], "a shorter draft is the beginning of a longer one"
+    assert cycle._begun_columns(requests, [5] * 3) is None
+    assert cycle._begun_columns([*requests, engine.make_request([3], GREEDY)], [1] * 4) is None
+    requests[0].output_token_ids.append(5)
+    assert cycle._begun_columns(requests, [1] * 3) is None
+    requests[0].output_token_ids.pop()
+    requests[2].num_preemptions += 1
+    assert cycle._begun_columns(requests[:2], [1] * 2) is None
+    cycle.launch_ahead()  # it would write where somebody else may be
+    assert cycle._begun is begun
 
 
 class BreakingProposer(TensorScript):
@@ -492,8 +568,9 @@ def test_between_launch_and_result_nothing_is_read(name: str, params: list[Sampl
     engine = make_test_engine(TARGET, proposer, max_seats=NUM_SEATS)
     requests = [engine.add(prompt, each) for prompt, each in zip(PROMPTS, params, strict=True)]
     engine.step()
-    cycle = DeviceCycle(TARGET, engine.caches, proposer, max_seats=NUM_SEATS, default_draft_length=4)
+    cycle = DeviceCycle(TARGET, engine.caches, proposer, max_seats=NUM_SEATS, context_length=64, default_draft_length=4)
     lengths = [4, 2, 0, 3] if proposer is not None else [0] * 4
     with torch.inference_mode(), NothingRead():
         cycle.launch(requests, lengths)
+        cycle.launch_ahead()
     assert cycle.wait().draft_lengths == tuple(lengths)

@@ -322,7 +322,38 @@ def test_a_table_is_read_when_a_graph_is_replayed_and_not_when_it_was_captured()
             cycle._sent_numbers[:] = [[number] for number in SPARE_REQUEST]  # nothing is written
             cycle._sent_numbers[1] = value
             cycle._received_numbers[:] = -5
-            cycle._run_verify(1)
+            cycle.graphs.run("verify", "load", cycle._load)
+            cycle._run_verify(1, is_sampled=False)
             torch.cuda.synchronize()
             assert cycle._requests[1].tolist() == [value] * engine.config.max_seats
             assert cycle._received_numbers.tolist() == cycle._decided.tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_drafting", [False, True])
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_a_cycle_begun_ahead_changes_nothing_whoever_comes_and_goes(is_drafting: bool, params: SamplingParams) -> None:
+    """Requests end by a stop token, are dropped and join in the middle, while the device has begun the next cycle."""
+    model = drafter("auto") if is_drafting else None
+    texts = []
+    for runs_ahead in (False, True):
+        engine = make_engine(target("auto"), model, None, fitted("auto", page_size=16))
+        cycle = engine.device_cycle
+        assert cycle is not None
+        cycle.runs_ahead, begun = runs_ahead, 0
+        stop_ids = [plain_texts("auto")[seat][11 * (seat + 1)] for seat in range(3)]
+        stopped = [replace(params, stop_token_ids=(stop_id,)) for stop_id in stop_ids]
+        requests = [engine.add(prompt, each) for prompt, each in zip(PROMPTS, [*stopped, params], strict=False)]
+        for num_steps in range(CONTEXT_LENGTH + 40):
+            if num_steps == 30:
+                engine.abort(requests[3])
+                requests.append(engine.add(PROMPTS[4], params))
+            if num_steps == 31:
+                requests.append(engine.add(PROMPTS[5], replace(params, max_tokens=CONTEXT_LENGTH)))
+            engine.step()
+            begun += cycle._begun is not None
+        assert not engine.has_work
+        assert (begun > 60) == runs_ahead
+        texts.append([request.output_token_ids for request in requests if request.finish_reason != "abort"])
+    assert texts[0] == texts[1]
+    assert len(texts[0][-1]) == CONTEXT_LENGTH - len(PROMPTS[5])

@@ -258,9 +258,10 @@ def run_batch(engine: Engine, work: DecodeWork, cell: Cell, *, run: str) -> dict
     with gaps.watching():
         while engine.has_work:
             engine.step()
+            gaps.end_cycle()
             num_cycles += 1
             cycle = engine.device_cycle
-            if cycle is not None and cycle.host_s is not None:
+            if num_cycles > 1 and cycle is not None and cycle.host_s is not None:  # before the first come prompts
                 host_us.append(round(1e6 * cycle.host_s, 1))
                 launch_us.append(round(1e6 * cycle.launch_s, 1))
     seconds = time.perf_counter() - decode_started
@@ -299,8 +300,9 @@ def begin_batch(engine: Engine, work: DecodeWork, cell: Cell, *, run: str) -> li
 def pooled_figures(rows: Sequence[dict[str, Any]], needed: CycleBytes | None, *, bandwidth: float) -> dict[str, Any]:
     """Figures of a cell: medians of its runs, as the peer's are, and percentiles of all gaps together.
 
-    A gap is the device's, on its own clock. Of it, `host` is from the host's waking to the end of its launch, and
-    `launch` the part of that which the driver took.
+    A gap is what the device waited between the replays of one cycle and before the first of them, by its own clock.
+    `host` is from the host's waking to the end of its launch, most of which the device does not wait for, and `launch`
+    the driver's part of that.
     """
     gaps, host, launch = ([us for row in rows for us in row[name]] for name in ("gaps_us", "host_us", "launch_us"))
     ms = median(1e3 * row["decode_s"] / row["num_cycles"] for row in rows)
@@ -336,6 +338,8 @@ def trace_parts(
     middle = replace(work, prompt_tokens=prompt_tokens, max_tokens=num_tokens)
     requests = begin_batch(engine, middle, cell, run="trace")
     num_cycles = 0
+    if engine.device_cycle is not None:
+        engine.device_cycle.runs_ahead = False  # or a beginning too many would be among so few cycles
 
     def cycles() -> None:
         nonlocal num_cycles
@@ -343,11 +347,11 @@ def trace_parts(
             engine.step()
             num_cycles += 1
 
-    events = trace_events(cycles)
+    events, replayed = trace_events(cycles)
     for request in requests:
         if request.finish_reason is None:
             engine.abort(request)
-    halves = split_halves(events, num_cycles=num_cycles)
+    halves = split_halves(events, replayed)
     floors = {"draft": needed.draft, "verify": needed.verify} if needed else {}
     return {
         "parts": summarize_parts(halves, floors, num_cycles=num_cycles, bandwidth=bandwidth),

@@ -1,6 +1,6 @@
 """Which kernels a cycle spends its time in: events of torch's profiler, by half of the cycle and by part.
 
-Halves are told apart by a marker: a spinning kernel that does nothing, put before each replay of a captured graph.
+Replays of captured graphs are told apart by a marker, a spinning kernel that does nothing, put before each of them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from outrider.backends.replays import watched_replays
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 MARKER = "spin_kernel"  # what torch.cuda._sleep launches
+OTHER_HALF = "cycle"  # of graphs without a name, and of a cycle that replays none
 PARTS = (
     ("attention", r"attention|attend|flash|fmha"),
     ("head", r"best|logits|argmax"),
@@ -44,10 +45,16 @@ def part_of(kernel_name: str) -> str:
     return next((part for part, pattern in PARTS if re.search(pattern, kernel_name.lower())), "other")
 
 
-def trace_events(work: Callable[[], object]) -> list[KernelEvent]:
-    """What the device did during `work`, markers included, in order of time."""
+def trace_events(work: Callable[[], object]) -> tuple[list[KernelEvent], list[str]]:
+    """What the device did during `work`, in order of time, markers included; and the half that each replay was of."""
+    replayed: list[str] = []
+
+    def before(graph: torch.cuda.CUDAGraph) -> None:
+        replayed.append(getattr(graph, "half", OTHER_HALF))
+        torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
+
     with (
-        watched_replays(_launch_marker, lambda: None),
+        watched_replays(before, lambda: None),
         profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler,
     ):
         work()
@@ -55,11 +62,7 @@ def trace_events(work: Callable[[], object]) -> list[KernelEvent]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        return read_events(json.loads(path.read_text()))
-
-
-def _launch_marker() -> None:
-    torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
+        return read_events(json.loads(path.read_text())), replayed
 
 
 def read_events(trace: Mapping[str, Any]) -> list[KernelEvent]:
@@ -77,10 +80,10 @@ def read_events(trace: Mapping[str, Any]) -> list[KernelEvent]:
     return sorted(found, key=lambda event: event.start_us)
 
 
-def split_halves(events: Sequence[KernelEvent], *, num_cycles: int) -> dict[str, list[KernelEvent]]:
-    """Events of all cycles by half: "draft" and "verify" where two graphs were replayed a cycle, "verify" where one.
+def split_halves(events: Sequence[KernelEvent], replayed: Sequence[str]) -> dict[str, list[KernelEvent]]:
+    """Events by the half of a cycle that was replayed last; all of one "cycle" where nothing was.
 
-    Anything else is one "cycle". What runs between two replays counts to the earlier one, except before the first.
+    What comes before the first replay counts to it.
     """
     stretches: list[list[KernelEvent]] = [[]]
     for event in events:
@@ -88,12 +91,10 @@ def split_halves(events: Sequence[KernelEvent], *, num_cycles: int) -> dict[str,
             stretches.append([])
         else:
             stretches[-1].append(event)
-    num_replays = len(stretches) - 1
-    names = {num_cycles: ["verify"], 2 * num_cycles: ["draft", "verify"]}.get(num_replays, ["cycle"])
-    halves: dict[str, list[KernelEvent]] = {name: [] for name in names}
-    halves[names[-1]] += stretches[0]
-    for index, stretch in enumerate(stretches[1:]):
-        halves[names[index % len(names)]] += stretch
+    names = [replayed[0], *replayed] if replayed else [OTHER_HALF]
+    halves: dict[str, list[KernelEvent]] = {}
+    for name, stretch in zip(names, stretches, strict=True):
+        halves.setdefault(name, []).extend(stretch)
     return halves
 
 

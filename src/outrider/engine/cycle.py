@@ -105,6 +105,7 @@ def verify(
     target: GemmaTarget,
     caches: LayerCaches,
     proposer: Proposer | None,
+    after_first_layers: Callable[[], None] | None = None,
 ) -> Judged:
     """The target over anchors and drafts int64 [Q, K] in so many rows, a verdict on them, and what became text kept.
 
@@ -112,7 +113,8 @@ def verify(
     (`accept_best`, `accept_sampled`), this is one.
     """
     packed = pack_rows(anchors, draft_token_ids, num_rows=num_rows)
-    output = target.forward(packed.rows, caches, tap_layers=proposer.tap_layers if proposer else ())
+    tap_layers = proposer.tap_layers if proposer else ()
+    output = target.forward(packed.rows, caches, tap_layers=tap_layers, after_first_layers=after_first_layers)
 
     judged = judge(output.hidden, packed)
 

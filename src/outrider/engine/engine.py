@@ -176,6 +176,7 @@ class Engine:
             self.caches,
             self.proposer,
             max_seats=self.config.max_seats,
+            context_length=self.config.context_length,
             rows_per_pass=self.config.rows_per_pass,
             default_draft_length=self.default_draft_length,
             acceptance=self.config.acceptance,
@@ -343,6 +344,7 @@ class Engine:
             chunks = [*map(self._told, taken), *self._prefill()]
             if self._under_way:
                 self.scheduler.space.flush()
+                self._launch_ahead()
             return chunks
 
     @torch.inference_mode()
@@ -389,6 +391,17 @@ class Engine:
             acceptance=self.config.acceptance,
         )
         return self._take(requests, result.read())
+
+    def _launch_ahead(self) -> None:
+        """The device goes on by itself where nobody joins: with the next position, where there is room for it."""
+        under_way = {request.index for request in self._under_way}
+        has_joined = any(request.index not in under_way for request in self.scheduler.running)
+        has_room = all(
+            self.scheduler.space.is_reserved(request.seat, num_committed=request.anchor_position, num_rows=2)
+            for request in self._under_way
+        )
+        if self.device_cycle is not None and has_room and not has_joined:
+            self.device_cycle.launch_ahead()
 
     def _give_up_drafting(self, fault: DrafterFault) -> None:
         """Plain decoding from here on. What the failed pass wrote is written again by the next one."""

@@ -3,13 +3,19 @@
 Data decides no shape and no branch (design §4.1): requests, drafts and rows come in buckets, and what a bucket has too
 many of is spare. On CUDA the functions are captured as graphs; elsewhere they run as they are, which is their twin.
 Each function has two forms: where all requests are greedy, no logits are kept.
+
+The device itself knows where requests stand after a cycle. It begins the next one without the host, with what needs no
+more than that: the drafts, or without drafts the first layers. Meanwhile the host reads, plans and launches the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +27,7 @@ from outrider.engine.proposer import Proposer, ReplayableProposer
 from outrider.engine.rejection import DraftBlock
 from outrider.engine.sampling import sampling_numbers, sampling_of
 from outrider.engine.state import RequestState
+from outrider.errors import DrafterFault
 from outrider.kernels.sampler import Sampling
 from outrider.models.attention import LayerCaches
 from outrider.models.gemma import GemmaTarget
@@ -29,49 +36,115 @@ from outrider.models.gemma import GemmaTarget
 SPARE_REQUEST = (-1, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0)
 SPARE_COLUMN = np.array(SPARE_REQUEST)[:, None]
 PLACES, WHOLE, FRACTIONS = slice(0, 5), slice(5, 8), slice(8, 11)
+ANCHOR_ID, POSITION = 1, 2  # rows of the table
 MAX_LOGITS_BYTES = 256 << 20  # of a cycle with sampled requests, which are float32
 NUM_COUNTS = 3  # of what comes back for a request before its drafts: accepted tokens, target's token, is finite
 
 
+class NamedGraph(torch.cuda.CUDAGraph):
+    """A captured graph that knows which half of a cycle it belongs to, "draft" or "verify"."""
+
+    half: str
+
+
 class Graphs:
-    """Functions of tensors that stay where they are, captured by name and replayed; without CUDA they are called."""
+    """Functions of tensors that stay where they are, captured by name and replayed; without CUDA they are called.
+
+    A function may call what it is given, once: it then has two parts, which can be launched apart. Without CUDA the
+    second part is the whole function and the first is nothing.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[Hashable, list[NamedGraph]] = {}
         if device.type == "cuda":
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def run(self, key: Hashable, function: Callable[[], None]) -> None:
-        """Launch function() on the current stream; the first time for a key takes long."""
+    def run(
+        self, half: str, key: Hashable, function: Callable[[Callable[[], None]], None], *, part: int | None = None
+    ) -> None:
+        """Launch a function, or its part 0 or 1, on the current stream; the first time for a key takes long."""
         if self.device.type != "cuda":
-            function()
+            if part != 0:
+                function(_do_nothing)
             return
         if key not in self._graphs:
-            self._graphs[key] = self._captured(function)
-        self._graphs[key].replay()
+            self._graphs[key] = self._captured(half, function)
+        for graph in self._graphs[key] if part is None else [self._graphs[key][part]]:
+            graph.replay()
 
-    def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def has(self, key: Hashable) -> bool:
+        """True where to launch it takes no longer than it should."""
+        return self.device.type != "cuda" or key in self._graphs
+
+    def _captured(self, half: str, function: Callable[[Callable[[], None]], None]) -> list[NamedGraph]:
         """Run once, so that kernels are compiled and faults are raised, then capture; running twice changes nothing."""
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            function()
+            function(_do_nothing)
         current.wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile: theirs is no part of the capture.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            function()
-        return graph
+        graphs = list[NamedGraph]()
+        with ExitStack() as capture:
+
+            def begin_part() -> None:
+                capture.close()
+                graphs.append(NamedGraph())
+                graphs[-1].half = half
+                # Other threads may use the device meanwhile: theirs is no part of the capture.
+                capture.enter_context(
+                    torch.cuda.graph(
+                        graphs[-1], pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                    )
+                )
+
+            begin_part()
+            function(begin_part)
+        return graphs
+
+
+def _do_nothing() -> None:
+    pass
+
+
+class Beginning(NamedTuple):
+    """The buckets of what a cycle begins with: drafts, or the first layers over so many rows."""
+
+    num_requests: int
+    draft_length: int  # 0 without drafts
+    num_rows: int  # 0 with drafts
+    is_sampled: bool
+
+
+@dataclass
+class _Stand:
+    """A request of the cycle under way: where it was when the cycle was launched, and where it will be."""
+
+    request: RequestState
+    column: int
+    length: int
+    seat: int
+    num_preemptions: int
+    next_position: int  # known once the cycle has been waited for
+
+    @staticmethod
+    def of(request: RequestState, column: int, length: int) -> _Stand:
+        return _Stand(request, column, length, request.seat, request.num_preemptions, request.anchor_position)
+
+    @property
+    def holds_seat(self) -> bool:
+        """True where its rows are still where they were."""
+        return (self.request.seat, self.request.num_preemptions) == (self.seat, self.num_preemptions)
 
 
 class DeviceCycle:
     """Cycles of requests that ask for temperature and filters at most: the verdicts, tokens and caches of `run_cycle`.
 
     Sampled requests without a seed have other noise, and the same distribution. `launch` returns at once and `wait` has
-    what was decided; one cycle is under way at a time. The host writes one pinned buffer, int64 [11, Q], whose last
-    rows are float64, and reads one, int64 [Q, 3 + K]; to copy them is part of the functions.
+    what was decided; one cycle is under way at a time, and perhaps the beginning of the next (`launch_ahead`). The host
+    writes one pinned buffer, int64 [11, Q], whose last rows are float64, and reads one, int64 [Q, 3 + K]; to copy them
+    is part of the functions. A request keeps its column of the first from the beginning of a cycle to its end.
     """
 
     def __init__(
@@ -81,6 +154,7 @@ class DeviceCycle:
         proposer: Proposer | None,
         *,
         max_seats: int,
+        context_length: int,
         rows_per_pass: int | None = None,
         default_draft_length: int = 0,
         acceptance: str = "rejection",
@@ -107,7 +181,12 @@ class DeviceCycle:
         wide = torch.promote_types(target.dtype, torch.float32)
         self._candidate_probs = torch.zeros(shape, dtype=wide, device=device)
         self._done = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+        self.last_position = context_length - 1
+        self.runs_ahead = True
+        """Whether `launch_ahead` does anything."""
+        self._under_way: list[_Stand] = []
         self._lengths: Sequence[int] = ()
+        self._begun: Beginning | None = None
         self._woken_s: float | None = None  # on the clock of `time.perf_counter`
         self.host_s: float | None = None
         """Seconds from the end of the last `wait` to the end of the `launch` after it; None until then."""
@@ -130,27 +209,73 @@ class DeviceCycle:
         return 4 * num_rows * self.target.config.vocab_size <= MAX_LOGITS_BYTES
 
     def launch(self, requests: Sequence[RequestState], lengths: Sequence[int]) -> None:
-        """Begin a cycle with so many drafts for each request, all of which it `takes`.
+        """Run a cycle with so many drafts for each request, all of which it `takes`, or what is left of one begun.
 
         DrafterFault where the drafter fails; nothing of the cycle counts then.
         """
-        num_requests, longest = len(requests), max(lengths)
         is_sampled = any(not request.params.is_greedy for request in requests)
-        self._write_table(requests, lengths, is_sampled=is_sampled)
+        beginning = self._beginning(len(requests), max(lengths), is_sampled=is_sampled)
+        columns = self._begun_columns(requests, lengths) if beginning == self._begun else None
+        has_begun, self._begun = columns is not None, None
+        columns = list(range(len(requests))) if columns is None else columns
+        self._write_table(requests, lengths, columns, is_sampled=is_sampled)
         started_s = perf_counter()
-        if longest > 0:
-            draft_length = next(bucket for bucket in self.draft_buckets if bucket >= longest)
-            self._run_draft(bucket_of(num_requests, most=self.max_seats), draft_length, is_sampled=is_sampled)
-        self._run_verify(self._num_rows(lengths), is_sampled=is_sampled)
+        self.graphs.run("verify", "load", self._load)
+        if not has_begun:
+            self._run_beginning(beginning)
+        if beginning.draft_length:
+            self._run_verify(self._num_rows(lengths), is_sampled=is_sampled)
+        else:
+            self._run_verify(beginning.num_rows, is_sampled=is_sampled, part=1)
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(self.target.device))
         ended_s, self._lengths = perf_counter(), tuple(lengths)
+        self._under_way = [_Stand.of(*each) for each in zip(requests, columns, lengths, strict=True)]
         self.launch_s = ended_s - started_s
         self.host_s, self._woken_s = None if self._woken_s is None else ended_s - self._woken_s, None
 
-    def _write_table(self, requests: Sequence[RequestState], lengths: Sequence[int], *, is_sampled: bool) -> None:
-        table, num_requests = self._sent_numbers, len(requests)
-        table[PLACES, :num_requests] = [
+    def launch_ahead(self) -> None:
+        """Begin the cycle that follows the one under way, with all its requests; some may have ended by then.
+
+        The device writes at most one position of each that the host does not know of yet. Nothing happens where the
+        beginning has not been captured, or fails, or a seat has changed hands: `launch` will run all of it.
+        """
+        num_columns = 1 + max(stand.column for stand in self._under_way)
+        is_sampled = any(not stand.request.params.is_greedy for stand in self._under_way)
+        beginning = self._beginning(num_columns, max(self._lengths), is_sampled=is_sampled)
+        is_ready = self.graphs.has(self._key(beginning)) and all(stand.holds_seat for stand in self._under_way)
+        if not self.runs_ahead or not is_ready:
+            return
+        with suppress(DrafterFault):
+            self.graphs.run("draft" if beginning.draft_length else "verify", "advance", self._advance)
+            self._run_beginning(beginning)
+            self._begun = beginning
+
+    def _beginning(self, num_requests: int, longest: int, *, is_sampled: bool) -> Beginning:
+        if longest == 0:
+            return Beginning(0, 0, self.rows_per_pass or bucket_of(num_requests), is_sampled)
+        draft_length = next(bucket for bucket in self.draft_buckets if bucket >= longest)
+        return Beginning(bucket_of(num_requests, most=self.max_seats), draft_length, 0, is_sampled)
+
+    def _begun_columns(self, requests: Sequence[RequestState], lengths: Sequence[int]) -> list[int] | None:
+        """Where the requests lie in what has begun; None if it is not this cycle's: others, or caches that changed."""
+        if not all(stand.holds_seat for stand in self._under_way):
+            return None
+        stands = {stand.request.index: stand for stand in self._under_way}
+        columns = []
+        for request, length in zip(requests, lengths, strict=True):
+            stand = stands.get(request.index)
+            if stand is None or stand.next_position != request.anchor_position or length > stand.length:
+                return None
+            columns.append(stand.column)
+        return columns
+
+    def _write_table(
+        self, requests: Sequence[RequestState], lengths: Sequence[int], columns: Sequence[int], *, is_sampled: bool
+    ) -> None:
+        table = self._sent_numbers
+        table[:] = SPARE_COLUMN
+        table[PLACES, columns] = [
             [request.seat for request in requests],
             [request.output_token_ids[-1] for request in requests],
             [request.anchor_position for request in requests],
@@ -159,16 +284,17 @@ class DeviceCycle:
         ]
         if is_sampled:
             numbers = [sampling_numbers(request.params, request.noise_seed) for request in requests]
-            table[WHOLE, :num_requests] = list(zip(*(whole for whole, _ in numbers), strict=True))
-            self._sent_fractions[:, :num_requests] = list(zip(*(each for _, each in numbers), strict=True))
-        table[:, num_requests:] = SPARE_COLUMN
+            table[WHOLE, columns] = list(zip(*(whole for whole, _ in numbers), strict=True))
+            self._sent_fractions[:, columns] = list(zip(*(each for _, each in numbers), strict=True))
 
     def wait(self) -> Decided:
         """What the cycle that was launched last has decided, once it is done."""
         if self._done is not None:
             self._done.synchronize()
         self._woken_s, self.host_s = perf_counter(), None
-        rows = self._received_numbers[: len(self._lengths)].tolist()
+        rows = self._received_numbers[[stand.column for stand in self._under_way]].tolist()
+        for stand, row in zip(self._under_way, rows, strict=True):
+            stand.next_position += row[0] + 1
         return Decided(
             num_accepted_tokens=[row[0] for row in rows],
             target_token_ids=[row[1] for row in rows],
@@ -184,25 +310,45 @@ class DeviceCycle:
         Of each form the largest comes first: what it leaves in the pool serves smaller ones, not the other way round.
         """
         self._sent_numbers[:] = SPARE_COLUMN
+        self.graphs.run("verify", "load", self._load)
         for is_sampled in (False, True):
             for num_requests in reversed(buckets_up_to(self.max_seats, most=self.max_seats)):
                 for draft_length in self.draft_buckets[:1]:
-                    self._run_draft(num_requests, draft_length, is_sampled=is_sampled)
+                    self._run_beginning(Beginning(num_requests, draft_length, 0, is_sampled))
             for num_rows in [self.rows_per_pass] if self.rows_per_pass else reversed(buckets_up_to(max_rows)):
                 if not is_sampled or self._fits(num_rows):
                     self._run_verify(num_rows, is_sampled=is_sampled)
+        self.graphs.run("draft" if self.draft_buckets else "verify", "advance", self._advance)
 
-    def _run_draft(self, num_requests: int, draft_length: int, *, is_sampled: bool) -> None:
-        key = ("draft", num_requests, draft_length, is_sampled)
-        self.graphs.run(key, partial(self._draft, num_requests, draft_length, is_sampled=is_sampled))
+    @staticmethod
+    def _key(beginning: Beginning) -> Hashable:
+        """Of the graph that it is, or is the first part of."""
+        return beginning if beginning.draft_length else ("verify", beginning.num_rows, beginning.is_sampled)
 
-    def _run_verify(self, num_rows: int, *, is_sampled: bool) -> None:
-        self.graphs.run(("verify", num_rows, is_sampled), partial(self._verify, num_rows, is_sampled=is_sampled))
+    def _run_beginning(self, beginning: Beginning) -> None:
+        if beginning.draft_length:
+            self.graphs.run("draft", self._key(beginning), partial(self._draft, beginning))
+        else:
+            self._run_verify(beginning.num_rows, is_sampled=beginning.is_sampled, part=0)
 
-    def _draft(self, num_requests: int, draft_length: int, *, is_sampled: bool) -> None:
+    def _run_verify(self, num_rows: int, *, is_sampled: bool, part: int | None = None) -> None:
+        verify_rows = partial(self._verify, num_rows, is_sampled)
+        self.graphs.run("verify", ("verify", num_rows, is_sampled), verify_rows, part=part)
+
+    def _load(self, _begin_part: Callable[[], None]) -> None:
+        """Where requests stand, as the host says."""
+        self._requests.copy_(self._sent, non_blocking=True)
+
+    def _advance(self, _begin_part: Callable[[], None]) -> None:
+        """Where requests stand after the cycle just decided; those that end with it stay within bounds."""
+        num_accepted, target_token_ids = self._decided[:, 0], self._decided[:, 1]
+        self._requests[ANCHOR_ID] = target_token_ids.clamp(0, self.target.config.vocab_size - 1)
+        self._requests[POSITION] = (self._requests[POSITION] + num_accepted + 1).clamp(0, self.last_position)
+
+    def _draft(self, beginning: Beginning, _begin_part: Callable[[], None]) -> None:
         """So many drafts after the anchors of the first requests; a request's own length says how many count."""
         assert isinstance(self.proposer, ReplayableProposer)
-        self._requests.copy_(self._sent, non_blocking=True)
+        num_requests, draft_length, _, is_sampled = beginning
         sampling = self._sampling(num_requests) if is_sampled else None
         draft = self.proposer.propose_on_device(self._anchors(num_requests), draft_length, sampling)
         self._drafts[:num_requests, :draft_length] = draft.token_ids
@@ -210,9 +356,8 @@ class DeviceCycle:
             self._candidate_ids[:num_requests, :draft_length] = draft.candidate_ids
             self._candidate_probs[:num_requests, :draft_length] = draft.candidate_probs
 
-    def _verify(self, num_rows: int, *, is_sampled: bool) -> None:
+    def _verify(self, num_rows: int, is_sampled: bool, begin_part: Callable[[], None]) -> None:
         """All that follows the drafts, for all requests that there can be."""
-        self._requests.copy_(self._sent, non_blocking=True)
         anchors, sampling = self._anchors(self.max_seats), self._sampling(self.max_seats)
         draft = DraftBlock(self._drafts, self._candidate_ids, self._candidate_probs)
 
@@ -229,6 +374,7 @@ class DeviceCycle:
             target=self.target,
             caches=self.caches,
             proposer=self.proposer,
+            after_first_layers=begin_part,
         )
         counts = torch.stack([num_accepted, target_token_ids, is_finite.long()], dim=1)
         self._decided.copy_(torch.cat([counts, self._drafts], dim=1))

@@ -5,7 +5,7 @@ Gemma 3 and Gemma 4. Generations differ in the fields of `TargetConfig` and `Lay
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -139,10 +139,18 @@ class GemmaTarget:
         """Scaled input embeddings: int64 [R] -> [R, N]."""
         return self.kernels.embed(token_ids, self.embedding, scale=self.embedding_scale)
 
-    def forward(self, rows: Rows, caches: LayerCaches, *, tap_layers: Sequence[int] = ()) -> TargetOutput:
+    def forward(
+        self,
+        rows: Rows,
+        caches: LayerCaches,
+        *,
+        tap_layers: Sequence[int] = (),
+        after_first_layers: Callable[[], None] | None = None,
+    ) -> TargetOutput:
         """Run packed rows, write their keys and values, return hidden states and taps.
 
-        Tap l is the output of decoder layer l (0-based), before any final norm (formats.md §2.1).
+        Tap l is the output of decoder layer l (0-based), before any final norm (formats.md §2.1). `after_first_layers`
+        is called once, about a quarter of the way.
         """
         windows = sorted({spec.window for spec in self.config.layers}, key=lambda window: window or 0)
         spans = [causal_spans(rows.seats, rows.positions, window) for window in windows]
@@ -158,6 +166,8 @@ class GemmaTarget:
                 hidden, normed = self._feed(index, mixed, hidden, own_inputs[index])
                 if index in tap_layers:  # a prompt's rows of all layers would be memory for nothing
                     outputs[index] = hidden
+                if index == len(self.layers) // 4 and after_first_layers is not None:
+                    after_first_layers()
             return [hidden, *(outputs[i] for i in tap_layers)]
 
         embedded, own_inputs = self._inputs(rows)
