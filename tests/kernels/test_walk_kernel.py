@@ -1,6 +1,8 @@
 """The walk in one launch joined to the walk slot by slot, on heads of every kind.
 
-Seen red: PLACEHOLDER
+Seen red: the anchor before every slot, ties to the later candidate, spare requests walked, the noise of slot 0 in every
+slot, scores left where chances belong, a state that stands still or does not begin at 0, a chance by what goes to w2,
+the joint layer's columns swapped, its bias or its slot forgotten, rows of w1 and w2 by each other's ids.
 """
 
 from __future__ import annotations
