@@ -7,6 +7,7 @@ the joint layer's columns swapped, its bias or its slot forgotten, rows of w1 an
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -80,21 +81,22 @@ class Made:
         reads_markov = confidence == "markov" and kind is not None
         proj = DenseLayer(rough(1, size + rank * reads_markov, seed=5).float() * size**-0.5, rough(1, seed=6).float())
         self.confidence = ConfidenceHead(reads_markov, proj) if confidence else None
-        self.hidden = rough(num_requests, num_slots, size, seed=7)
-        self.logits = numbers(num_requests, num_slots, num_drafted, seed=8).float() * 2
-        self.num_candidates, self.vocab_size = num_candidates, vocab_size
         self.anchors = (torch.arange(num_requests, device=DEVICE) * 6 + 5) % vocab_size  # odd: no table has them
-        self.positions = torch.arange(num_requests, device=DEVICE) * 9
-
-    def walk(self) -> BlockWalk:
-        return BlockWalk(
-            self.hidden,
-            self.logits,
-            num_candidates=self.num_candidates,
+        self.positions, self.vocab_size = torch.arange(num_requests, device=DEVICE) * 9, vocab_size
+        self._walk = BlockWalk(
+            rough(num_requests, num_slots, size, seed=7),
+            numbers(num_requests, num_slots, num_drafted, seed=8).float() * 2,
+            num_candidates=num_candidates,
             draft_to_target=self.table,
             markov=self.markov,
             confidence=self.confidence,
         )
+
+    def walk(self) -> BlockWalk:
+        """From the start, over the same candidates in the same order each time, ties as well."""
+        walk = copy.copy(self._walk)
+        walk.markov = self.markov
+        return walk
 
     def walked(self, kernels: Any, params: list[SamplingParams] | None = None, seats: Tensor | None = None) -> Walked:
         asked = None if params is None else sampling(params, DEVICE)
