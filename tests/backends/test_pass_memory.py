@@ -1,6 +1,7 @@
 """Bytes of passes: what models and kernels for CUDA allocate, counted with every launch left out.
 
-Seen red: all layers' outputs kept, a norm's result forgotten, splits of K forgotten, scores of attention forgotten.
+Seen red: all layers' outputs kept, a norm's result forgotten, splits of K forgotten, scores of attention forgotten,
+one row of a Markov head for each candidate.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from outrider.models.config import TargetConfig
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.drafter_config import DrafterConfig, MarkovKind, MarkovSpec
 from outrider.models.gemma import GemmaTarget
+from outrider.weights.packed import DenseWeight
 from tests.toy import SOURCE, toy_checkpoint, toy_drafter_config, toy_drafter_tensors, toy_target_config
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
@@ -93,7 +95,11 @@ class Built:
         kernels = GpuKernels(BF16, CPU)
         shared: dict[str, Any] = {"kernels": kernels, "context_length": CONTEXT_LENGTH}
         self.target = GemmaTarget(target, toy_checkpoint(target), dtype=BF16, device=CPU, **shared)
-        self.drafter = DFlashDrafter(drafter, toy_drafter_tensors(drafter), self.target, source=SOURCE, **shared)
+        tensors = toy_drafter_tensors(drafter)
+        if drafter.markov is not None:
+            names = (f"markov_head.markov_w{index}.weight" for index in (1, 2))
+            tensors |= {name: DenseWeight(name, torch.zeros(VOCAB, drafter.markov.rank)) for name in names}
+        self.drafter = DFlashDrafter(drafter, tensors, self.target, source=SOURCE, **shared)
         plan = plan_caches(target.layers, drafter.layers, config, dtype=BF16)
         caches = KvCache.allocate(plan, target.layers, drafter.layers, dtype=BF16, device=CPU)
         self.caches, self.proposer = caches.target_caches, DFlashProposer(self.drafter, caches.drafter_caches)
@@ -139,6 +145,14 @@ def test_cycles_take_what_was_said() -> None:
     assert both <= built.said["graphs"] - SEGMENT_BYTES <= 3 * both + (4 << 20)
 
 
+def test_a_walk_takes_what_was_said() -> None:
+    """Two rows of the head for each candidate take most here."""
+    config = drafter_config(markov=MarkovSpec(kind=MarkovKind.VANILLA, rank=512))
+    built = Built(target_config(), config, replace(ENGINE, prefill_rows=8))
+    counted = max(built.cycle_bytes())
+    assert counted <= built.said["a pass"] - BLOCK_BYTES <= 1.1 * counted + (1 << 20)
+
+
 def said(drafter: DrafterConfig | None, *, vocab_size: int = VOCAB, **settings: Any) -> dict[str, int]:
     """The parts for an engine of `target_config`."""
     target, config = target_config(vocab_size=vocab_size), replace(ENGINE, **settings)
@@ -165,6 +179,6 @@ def test_graphs_hold_the_logits_of_sampled_requests() -> None:
 
 def test_heads_of_a_drafter_store_its_logits() -> None:
     """With them for greedy requests, too."""
-    heads = drafter_config(markov=MarkovSpec(kind=MarkovKind.VANILLA, rank=16), intermediate_size=64)
+    heads = drafter_config(markov=MarkovSpec(kind=MarkovKind.VANILLA, rank=64), intermediate_size=64)
     many = {"max_seats": 64, "prefill_rows": 8}
     assert said(heads, **many)["a pass"] > said(drafter_config(intermediate_size=64), **many)["a pass"]

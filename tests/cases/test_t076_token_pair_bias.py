@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.core import SamplingParams
 from outrider.engine.batch import CycleBatch
-from outrider.engine.proposer import walked, walked_greedily
+from outrider.engine.proposer import walked, walked_by_tensors
 from outrider.engine.rejection import DraftBlock, accept_by_rejection
 from outrider.engine.sampling import draw
 from outrider.kernels.reference import TorchKernels
@@ -23,13 +23,14 @@ PAIRS = torch.zeros(5, 5, dtype=torch.float64)  # bias of a token, by the one be
 for before in range(4):
     PAIRS[before, before + 1] = 5.0
 SAMPLED = SamplingParams(temperature=1.0)
+KERNELS = TorchKernels(torch.float64)
 
 
 def walk(num_requests: int, pairs: Tensor | None, num_drafts: int = 3) -> BlockWalk:
     head = None
     if pairs is not None:
-        kernels, one_hot = TorchKernels(torch.float64), torch.eye(5, dtype=torch.float64)
-        head = MarkovHead(MarkovKind.VANILLA, kernels, one_hot, pairs.T.contiguous(), None, None)
+        one_hot = torch.eye(5, dtype=torch.float64)
+        head = MarkovHead(MarkovKind.VANILLA, KERNELS, one_hot, pairs.T.contiguous(), None, None)
     logits = BASE.expand(num_requests, num_drafts, 5)
     hidden = torch.zeros(num_requests, num_drafts, 1, dtype=torch.float64)
     return BlockWalk(hidden, logits, num_candidates=5, draft_to_target=None, markov=head, confidence=None)
@@ -56,12 +57,12 @@ def sampled(num_requests: int, num_drafts: int) -> DraftBlock:
 
 
 def test_t076_greedy_drafts_follow_the_pairs() -> None:
-    assert walked_greedily(batch(2, SamplingParams()), walk(2, PAIRS)).token_ids.tolist() == [[1, 2, 3]] * 2
+    assert walked_by_tensors(batch(2, SamplingParams()), walk(2, PAIRS), KERNELS).token_ids.tolist() == [[1, 2, 3]] * 2
     assert walked(batch(2, SamplingParams()), walk(2, PAIRS)).token_ids.tolist() == [[1, 2, 3]] * 2
 
 
 def test_t076_without_a_head_it_is_plain_block_drafting() -> None:
-    assert walked_greedily(batch(1, SamplingParams()), walk(1, None)).token_ids.tolist() == [[0, 0, 0]]
+    assert walked_by_tensors(batch(1, SamplingParams()), walk(1, None), KERNELS).token_ids.tolist() == [[0, 0, 0]]
     draft = walked(batch(1, SAMPLED), walk(1, None))
     in_order = torch.zeros(3, 5, dtype=torch.float64).scatter(1, draft.candidate_ids[0], draft.candidate_probs[0])
     torch.testing.assert_close(in_order, BASE.softmax(-1).expand(3, 5))

@@ -18,6 +18,8 @@ from outrider.kernels.matmul import Products
 from outrider.kernels.matmul_sizes import Limits
 from outrider.kernels.sampler import Drafted, RowFilters, Sampling
 from outrider.kernels.sampling import GpuSampler
+from outrider.kernels.walk import MarkovTensors, WalkStarts, WalkTensors
+from outrider.kernels.walk_kernel import walk_in_one
 
 NUM_ROWS, NUM_PAGES, PAGE_SIZE, TABLE_WIDTH, NUM_SEATS, EPS = 16, 512, 64, 128, 4, 1e-6
 WIDE = 5376  # hidden size of the 31B target
@@ -126,6 +128,29 @@ def rejection(vocab_size: int, num_drafts: int, num_candidates: int) -> Callable
     return lambda: GpuSampler().reject(floats(NUM_ROWS, vocab_size), sampling_of(NUM_SEATS), filters, drafted)
 
 
+def walk(kind: str | None, num_candidates: int = 256, *, sampling: Sampling | None = None) -> Callable[[], object]:
+    """Seven slots of a drafter with heads, or of one that has none."""
+    shape, rank, markov = (NUM_SEATS, 7), 256, None
+    outs, ins = {"gated": (rank, rank), "rnn": (3 * rank, 2 * rank)}.get(kind or "", (0, 0))
+    if kind is not None:
+        joint, parts = (floats(outs, WIDE + ins)[:, WIDE:], floats(*shape, outs)) if outs else (None, None)
+        rows = (empty(*shape, num_candidates, rank) for _ in range(2))
+        markov = MarkovTensors(empty(NUM_SEATS, rank), *rows, joint, parts)
+    candidates = floats(*shape, num_candidates), ids(*shape, num_candidates)
+    tensors = WalkTensors(*candidates, markov, floats(rank) if kind else None, floats(*shape))
+    return lambda: walk_in_one(tensors, WalkStarts(*(ids(NUM_SEATS) for _ in range(3))), sampling)
+
+
+def walk_cases() -> dict[str, Callable[[], object]]:
+    """Greedy and sampled; a reduced vocabulary may have few candidates."""
+    kinds = (None, "vanilla", "gated", "rnn")
+    return {
+        **{f"walk {kind}": walk(kind) for kind in kinds},
+        **{f"sampled walk {kind}": walk(kind, sampling=sampling_of(NUM_SEATS)) for kind in kinds},
+        "walk of few": walk("vanilla", 48, sampling=sampling_of(NUM_SEATS)),
+    }
+
+
 def sampled_cases() -> dict[str, Callable[[], object]]:
     """What is done with the logits of sampled requests; with one of a thing, Triton compiles it in."""
     sampler, rows, requests = GpuSampler(), sampling_of(NUM_ROWS), sampling_of(NUM_SEATS)
@@ -197,4 +222,5 @@ def cases_for(architecture: int) -> dict[str, Callable[[], object]]:
         "finish_heads fresh": finish_heads("draft", cache=None, seats=None),
         **product_cases(architecture),
         **sampled_cases(),
+        **walk_cases(),
     }

@@ -228,11 +228,14 @@ class _Passes:
         ]
         head = 4 * row + best_bytes(num_rows, drafter.draft_vocab_size)
         if are_sampled or drafter.markov or drafter.confidence or drafter.output_multiplier != 1.0:
-            head += self._draft_logits_bytes(drafter, num_rows)
+            head += self._draft_logits_bytes(drafter, num_requests * draft_length, has_low_bits=model.has_low_bits)
         return num_rows * INDEX_BYTES + SMALL_BYTES + combine([*layers, head])
 
-    def _draft_logits_bytes(self, drafter: DrafterConfig, num_rows: int) -> int:
-        """Logits of all slots with the candidates of each, where the best id of each is not enough."""
+    def _draft_logits_bytes(self, drafter: DrafterConfig, num_drafts: int, *, has_low_bits: bool) -> int:
+        """Logits of all slots with the candidates of each, where the best id of each is not enough.
+
+        Of a Markov head candidates have two rows each; one of few bits is unpacked in float32.
+        """
         rank = drafter.markov.rank if drafter.markov else 0
-        candidates = num_rows * MAX_CANDIDATES * (12 + 3 * FLOAT32 * rank)
-        return LOGIT_COPIES * FLOAT32 * num_rows * drafter.draft_vocab_size + candidates
+        candidates = num_drafts * MAX_CANDIDATES * (12 + (3 * FLOAT32 if has_low_bits else 2 * BF16) * rank)
+        return LOGIT_COPIES * FLOAT32 * num_drafts * drafter.draft_vocab_size + candidates

@@ -14,7 +14,9 @@ from outrider.engine.rejection import DraftBlock, point_mass_block
 from outrider.engine.sampling import draw, filtered_probs, gumbel_noise_of, uniforms
 from outrider.errors import DrafterFault
 from outrider.kernels.noise import NoisePurpose
-from outrider.kernels.sampler import Sampler, Sampling
+from outrider.kernels.ops import Kernels
+from outrider.kernels.sampler import Sampling
+from outrider.kernels.walk import WalkStarts, stacked
 from outrider.models.attention import LayerCaches
 from outrider.models.dflash import DFlashDrafter
 from outrider.models.draft_layers import BlockRows
@@ -115,9 +117,7 @@ class DFlashProposer:
         block = self._block(anchors, draft_length)
         if self.drafter.has_heads or sampling is not None:
             walk = self.drafter.walk(block, self.caches, num_candidates=MAX_CANDIDATES)
-            if sampling is None:
-                return walked_greedily(anchors, walk)
-            return walked_by_tensors(anchors, walk, sampling, self.drafter.kernels.sampler)
+            return walked_by_tensors(anchors, walk, self.drafter.kernels, sampling)
         draft_ids, table = self.drafter.best(block, self.caches), self.drafter.draft_to_target
         return point_mass_block(draft_ids if table is None else table[draft_ids], self.drafter.target.dtype)
 
@@ -141,28 +141,18 @@ def is_replayable(proposer: Proposer | None) -> bool:
     return inner is None or isinstance(inner, ReplayableProposer)
 
 
-def walked_greedily(anchors: Anchors, walk: BlockWalk) -> DraftBlock:
-    """The best candidate of every slot, given the one before it."""
-    token_ids, chances = [anchors.anchor_token_ids], []
-    for _ in range(walk.num_drafts):
-        candidates = walk.step(token_ids[-1])
-        token_ids.append(candidates.ids[:, 0])
-        chances.append(candidates.confidence)
-    return point_mass_block(torch.stack(token_ids[1:], dim=1), walk.logits.dtype)._replace(
-        confidences=_stacked(chances)
-    )
+def walked_by_tensors(
+    anchors: Anchors, walk: BlockWalk, kernels: Kernels, sampling: Sampling | None = None
+) -> DraftBlock:
+    """`walked` for requests without a grammar, with nothing read back; noise of unseeded requests is its own.
 
-
-def walked_by_tensors(anchors: Anchors, walk: BlockWalk, sampling: Sampling, sampler: Sampler) -> DraftBlock:
-    """`walked` for requests without a grammar, with nothing read back; noise of unseeded requests is its own."""
-    previous, slots, chances = anchors.anchor_token_ids, [], []
-    for slot in range(walk.num_drafts):
-        ids, logits, chance = walk.step(previous)
-        previous, probs = sampler.draw(ids, logits, sampling, anchors.anchor_positions, slot)
-        slots.append((previous, ids, probs))
-        chances.append(chance)
-    token_ids, kept_ids, kept_probs = (torch.stack(parts, dim=1) for parts in zip(*slots, strict=True))
-    return DraftBlock(token_ids, kept_ids, kept_probs, _stacked(chances))
+    Without `sampling` all are greedy, and get the best candidate of every slot.
+    """
+    starts = WalkStarts(anchors.anchor_token_ids, anchors.seats, anchors.anchor_positions)
+    token_ids, candidate_ids, candidate_probs, chances = kernels.walk(walk, starts, sampling)
+    if candidate_ids is None or candidate_probs is None:
+        return point_mass_block(token_ids, walk.logits.dtype)._replace(confidences=chances)
+    return DraftBlock(token_ids, candidate_ids, candidate_probs, chances)
 
 
 def walked(batch: CycleBatch, walk: BlockWalk) -> DraftBlock:
@@ -181,12 +171,7 @@ def walked(batch: CycleBatch, walk: BlockWalk) -> DraftBlock:
         slots.append((previous, ids, probs))
         chances.append(chance)
     token_ids, kept_ids, kept_probs = (torch.stack(parts, dim=1) for parts in zip(*slots, strict=True))
-    return DraftBlock(token_ids, kept_ids, kept_probs, _stacked(chances), legal.finish(walk.num_drafts))
-
-
-def _stacked(chances: list[Tensor | None]) -> Tensor | None:
-    known = [chance for chance in chances if chance is not None]
-    return torch.stack(known, dim=1) if known else None
+    return DraftBlock(token_ids, kept_ids, kept_probs, stacked(chances), legal.finish(walk.num_drafts))
 
 
 def choose(batch: CycleBatch, request: int, slot: int, ids: Tensor, probs: Tensor) -> Tensor:

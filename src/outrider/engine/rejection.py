@@ -28,7 +28,7 @@ class DraftBlock(NamedTuple):
     """What a proposer offers for Q requests: K drafts each, drawn from the stored candidates and from nothing else."""
 
     token_ids: Tensor  # int64 [Q, K]
-    candidate_ids: Tensor  # int64 [Q, K, C]; a point mass has its own id first and probability 0 after it
+    candidate_ids: Tensor  # int64 [Q, K, C]; a point mass has probability 1 at its own id
     candidate_probs: Tensor  # [Q, K, C], each slot sums to 1 over different ids
     confidences: Tensor | None = None  # [Q, K], a draft's chance to be accepted after those before it, if anyone knows
     lengths: tuple[int, ...] | None = None  # drafts of each request that count; None counts all

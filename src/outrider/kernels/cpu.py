@@ -25,7 +25,8 @@ from outrider.kernels.heads import HeadNorms, HeadRows, finish_heads_stepwise
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import Body, Recording, Scratch, signature_of
 from outrider.kernels.reference import soft_cap
-from outrider.kernels.sampler import Sampler, TorchSampler
+from outrider.kernels.sampler import Sampler, Sampling, TorchSampler
+from outrider.kernels.walk import SlotWalk, Walked, WalkStarts, walk_stepwise
 from outrider.weights.packed import DenseWeight, PackedWeight
 
 # As in cpu.c.
@@ -386,6 +387,10 @@ class CpuKernels:
         kept = (queries, cache, fresh_k, fresh_v, spans, outputs)
         self._call("attention", *addresses, *shape, scale, kept=kept)
         return outputs
+
+    def walk(self, slots: SlotWalk, starts: WalkStarts, sampling: Sampling | None) -> Walked:
+        """Slot by slot; spare requests too."""
+        return walk_stepwise(slots, starts, sampling, self.sampler)
 
 
 def _plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -22,8 +22,10 @@ from outrider.kernels.matmul_low_bit import low_bit_best, low_bit_product
 from outrider.kernels.matmul_sizes import MAX_GATED_ROWS
 from outrider.kernels.recording import Body
 from outrider.kernels.reference import TorchKernels
-from outrider.kernels.sampler import Sampler
+from outrider.kernels.sampler import Sampler, Sampling
 from outrider.kernels.sampling import GpuSampler
+from outrider.kernels.walk import SlotWalk, Walked, WalkStarts
+from outrider.kernels.walk_kernel import walk_in_one
 from outrider.weights.packed import PackedWeight
 
 Matrix = Tensor | LowBitMatrix
@@ -191,6 +193,10 @@ class GpuKernels:
     ) -> Tensor:
         """Softmax attention of queries [R, H, D] over the context and fresh rows that spans [R, 5] names."""
         return attention(queries, cache, spans, scale=scale, fresh_k=fresh_k, fresh_v=fresh_v)
+
+    def walk(self, slots: SlotWalk, starts: WalkStarts, sampling: Sampling | None) -> Walked:
+        """In one launch."""
+        return walk_in_one(slots.tensors(starts.token_ids), starts, sampling)
 
 
 def _merged(weights: Sequence[Matrix]) -> Matrix | None:

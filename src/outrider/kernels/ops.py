@@ -21,7 +21,8 @@ from outrider.kernels.heads import HeadNorms, HeadRows
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import Body
 from outrider.kernels.reference import TorchKernels
-from outrider.kernels.sampler import Sampler
+from outrider.kernels.sampler import Sampler, Sampling
+from outrider.kernels.walk import SlotWalk, Walked, WalkStarts
 from outrider.weights.locate import cache_dir
 from outrider.weights.packed import PackedWeight
 
@@ -182,6 +183,14 @@ class Kernels(Protocol):
         Row r sees, in this order, the cached positions context_start <= p < context_end of its seat (of those, the
         newest that fit the ring, as far as they have a page) and the fresh rows fresh_start <= f < fresh_end of
         fresh_k, fresh_v [F, G, D]. Where the pages lie changes no bit. Query head h reads key/value head h // (H / G).
+        """
+        ...
+
+    def walk(self, slots: SlotWalk, starts: WalkStarts, sampling: Sampling | None) -> Walked:
+        """Draft all slots of a block for Q requests, left to right, each slot given the draft before it.
+
+        Without `sampling` every draft is the best candidate (ties to the one with the better base logit); with it
+        drafts are drawn as by `Sampler.draw`. A spare request's drafts mean nothing.
         """
         ...
 

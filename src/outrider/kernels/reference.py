@@ -17,7 +17,8 @@ from torch.nn import functional
 from outrider.kernels.heads import HeadNorms, HeadRows, finish_heads_stepwise
 from outrider.kernels.layer_cache import LayerCache
 from outrider.kernels.recording import Body
-from outrider.kernels.sampler import Sampler, TorchSampler
+from outrider.kernels.sampler import Sampler, Sampling, TorchSampler
+from outrider.kernels.walk import SlotWalk, Walked, WalkStarts, walk_stepwise
 from outrider.weights.packed import PackedWeight
 
 # Columns of `spans`, int32 [R, 5]: what each query row of `attention` may see.
@@ -199,6 +200,10 @@ class TorchKernels:
             values = _gathered(cache.values, fresh_v, pages, visible)
             outputs.append(_attend(queries[rows], keys, values, visible, scale=scale))
         return torch.cat(outputs) if outputs else torch.empty_like(queries)
+
+    def walk(self, slots: SlotWalk, starts: WalkStarts, sampling: Sampling | None) -> Walked:
+        """Slot by slot; spare requests too."""
+        return walk_stepwise(slots, starts, sampling, self.sampler)
 
 
 def soft_cap(logits: Tensor, cap: float | None) -> Tensor:

@@ -273,16 +273,16 @@ def settle_kernel(
 
 
 @triton.jit
-def draw_kernel(
-    token_ids, logits, temperatures, top_ks, top_ps, min_ps, seeds, are_seeded, positions,
-    drafts, probs, slot, id_stride, logit_stride, size, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+def draw_candidate(
+    row, values, token_ids, request, temperatures, top_ks, top_ps, min_ps, seeds, are_seeded, positions, slot, size,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """A draft from the candidates of a request, each compared with all others, and the distribution behind it."""
-    request = tl.program_id(0).to(tl.int64)
+    """Place of a request's draft among its candidates, each compared with all others, and their chances [BLOCK].
+
+    `values` [BLOCK] are what `row` has in memory for the lanes to compare: no program can cut parts out of a register.
+    """
     at = tl.arange(0, BLOCK)
     inside = at < size
-    row = logits + request * logit_stride
-    values = tl.load(row + at, mask=inside, other=float("-inf"))
     temperature, top = tl.load(temperatures + request), tl.max(values, axis=0)
     if temperature <= 0.0:
         place = tl.min(tl.where(values == top, at, size - 1), axis=0)
@@ -308,12 +308,29 @@ def draw_kernel(
         is_seeded = tl.load(are_seeded + request) != 0
         position = tl.load(positions + request) + tl.where(is_seeded, 1 + slot, 0)
         purpose, part = tl.where(is_seeded, MATCH, DRAFT), tl.where(is_seeded, 0, slot)
-        ids = tl.load(token_ids + request * id_stride + at, mask=inside, other=0).to(tl.int32)
+        ids = tl.load(token_ids + at, mask=inside, other=0).to(tl.int32)
         noise = _gumbel(tl.load(seeds + request), ids, position, purpose, part)
         scores = tl.where(chances > 0.0, tl.log(chances.to(tl.float64)) + noise, float("-inf"))
         place = tl.min(tl.where(scores == tl.max(scores, axis=0), at, size - 1), axis=0)
-    tl.store(drafts + request, tl.load(token_ids + request * id_stride + place))
-    tl.store(probs + request * size + at, chances, mask=inside)
+    return place, chances
+
+
+@triton.jit
+def draw_kernel(
+    token_ids, logits, temperatures, top_ks, top_ps, min_ps, seeds, are_seeded, positions,
+    drafts, probs, slot, id_stride, logit_stride, size, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """A draft from the candidates of a request, and the distribution behind it."""
+    request = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    row, ids = logits + request * logit_stride, token_ids + request * id_stride
+    values = tl.load(row + at, mask=at < size, other=float("-inf"))
+    place, chances = draw_candidate(
+        row, values, ids, request,
+        temperatures, top_ks, top_ps, min_ps, seeds, are_seeded, positions, slot, size, BLOCK, CHUNK,
+    )  # fmt: skip
+    tl.store(drafts + request, tl.load(ids + place))
+    tl.store(probs + request * size + at, chances, mask=at < size)
 
 
 class GpuSampler:
@@ -321,7 +338,7 @@ class GpuSampler:
 
     def filters(self, logits: Tensor, sampling: Sampling) -> RowFilters:
         """Two searches over the bit patterns, by rank and by chance, then the sum of what is left."""
-        _check(sampling)
+        check_strides(*sampling)
         (num_rows, size), num_splits = logits.shape, triton.cdiv(logits.shape[1], SPLIT)
         assert logits.dtype == torch.float32 and logits.is_contiguous(), (logits.dtype, logits.stride())  # noqa: PT018
         largest, is_sampled = logits.amax(dim=-1), sampling.temperatures > 0
@@ -340,7 +357,7 @@ class GpuSampler:
 
     def choose(self, logits: Tensor, sampling: Sampling, filters: RowFilters, positions: Tensor) -> Tensor:
         """The best of every split, then of every row."""
-        _check(sampling, *filters, positions)
+        check_strides(*sampling, *filters, positions)
         rows = torch.arange(len(logits), device=logits.device)
         scores, ids = _best(logits, rows, sampling, filters, positions, is_rejecting=False)
         chosen, num_splits = torch.empty_like(rows), scores.shape[1]
@@ -354,7 +371,7 @@ class GpuSampler:
         self, logits: Tensor, sampling: Sampling, filters: RowFilters, drafted: Drafted
     ) -> tuple[Tensor, Tensor]:
         """The verdict of each request in one program; then its row without the candidates, and the candidates."""
-        _check(sampling, *filters, drafted.lengths, drafted.positions)
+        check_strides(*sampling, *filters, drafted.lengths, drafted.positions)
         num_requests, num_drafts, num_candidates = drafted.candidate_ids.shape
         requests = sampling.temperatures, sampling.are_seeded, sampling.seeds
         accepted, last_rows, chosen = (torch.empty_like(drafted.lengths) for _ in range(3))
@@ -380,7 +397,7 @@ class GpuSampler:
         self, token_ids: Tensor, logits: Tensor, sampling: Sampling, positions: Tensor, slot: int
     ) -> tuple[Tensor, Tensor]:
         """A program a request."""
-        _check(sampling, positions)
+        check_strides(*sampling, positions)
         num_requests, size = logits.shape
         assert token_ids.stride(1) == logits.stride(1) == 1, (token_ids.stride(), logits.stride())
         drafts, probs = token_ids.new_empty(num_requests), logits.new_empty(num_requests, size)
@@ -391,9 +408,9 @@ class GpuSampler:
         return drafts, probs
 
 
-def _check(sampling: Sampling, *others: Tensor) -> None:
+def check_strides(*fields: Tensor) -> None:
     """Kernels read numbers that lie side by side."""
-    assert all(field.stride() == (1,) or len(field) < 2 for field in (*sampling, *others)), "fields of many strides"
+    assert all(field.stride() == (1,) or len(field) < 2 for field in fields), "fields of many strides"
 
 
 def _keys_of(values: Tensor) -> Tensor:

@@ -12,13 +12,14 @@ Formulae: formats.md §3.1 (DeepSpec). r is the Markov rank, h the slot's normed
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from outrider.kernels.ops import Kernels
+from outrider.kernels.walk import Candidates, MarkovTensors, WalkTensors
 from outrider.models.drafter_config import DrafterConfig, MarkovKind, MarkovSpec
 from outrider.models.layers import WeightReader
 
@@ -41,6 +42,10 @@ class DenseLayer:
         return functional.linear(
             torch.cat([part.to(self.weight.dtype) for part in inputs], dim=-1), self.weight, self.bias
         )
+
+    def part(self, inputs: Tensor, columns: slice) -> Tensor:
+        """What some columns give to the outputs, bias included, [..., n] -> [..., out]."""
+        return functional.linear(inputs.to(self.weight.dtype), self.weight[:, columns], self.bias)
 
 
 @dataclass(frozen=True)
@@ -74,9 +79,13 @@ class MarkovHead:
         )
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """w1's rows of target ids int64 [Q], [Q, r]."""
+        """w1's rows of target ids int64 [...], [..., r]."""
         rows = token_ids if self.rows_by_draft_id is None else self.rows_by_draft_id[token_ids]
-        return self.kernels.embed(rows, self.w1)
+        return self.kernels.embed(rows.reshape(-1), self.w1).view(*token_ids.shape, -1)
+
+    def w2_rows(self, draft_ids: Tensor) -> Tensor:
+        """w2's rows of draft ids int64 [...], [..., r]."""
+        return self.kernels.embed(draft_ids.reshape(-1), self.w2).view(*draft_ids.shape, -1)
 
     def step(self, embedded: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """What one slot gives to w2, [Q, r], and the state for the next slot (None for kinds without one).
@@ -102,9 +111,20 @@ class MarkovHead:
 
     def bias_of(self, latent: Tensor, draft_ids: Tensor) -> Tensor:
         """The bias of some draft ids int64 [Q, C], [Q, C]: reads C rows of w2 and not all of them."""
-        rows = self.kernels.embed(draft_ids.reshape(-1), self.w2).view(*draft_ids.shape, -1)
+        rows = self.w2_rows(draft_ids)
         wide = torch.promote_types(rows.dtype, torch.float32)
         return (rows.to(wide) * latent.to(wide)[:, None]).sum(dim=-1)
+
+    def tensors(self, hidden: Tensor, anchor_token_ids: Tensor, token_ids: Tensor, draft_ids: Tensor) -> MarkovTensors:
+        """What a walk needs of it: hidden [Q, K, N], ids int64 [Q] of anchors and [Q, K, C] of candidates."""
+        rows = self.embed(anchor_token_ids), self.embed(token_ids), self.w2_rows(draft_ids)
+        if self.joint is None:
+            return MarkovTensors(*rows, None, None)
+        size = hidden.shape[-1]  # hidden states come first in the inputs of a gate, last in those of an rnn
+        first = size if self.kind is MarkovKind.GATED else self.joint.weight.shape[1] - size
+        start, end = slice(first), slice(first, None)
+        of_hidden, of_others = (start, end) if self.kind is MarkovKind.GATED else (end, start)
+        return MarkovTensors(*rows, self.joint.weight[:, of_others], self.joint.part(hidden, of_hidden))
 
 
 def _rows_of(draft_to_target: Tensor | None, config: DrafterConfig) -> Tensor:
@@ -146,13 +166,11 @@ class ConfidenceHead:
         parts = (hidden, embedded) if self.reads_markov and embedded is not None else (hidden,)
         return self.proj.forward(*parts).squeeze(-1).sigmoid()
 
-
-class Candidates(NamedTuple):
-    """What one slot may draft."""
-
-    ids: Tensor  # target ids, int64 [Q, C]
-    logits: Tensor  # [Q, C], best first
-    confidence: Tensor | None  # [Q]
+    def parts(self, hidden: Tensor) -> tuple[Tensor | None, Tensor]:
+        """What is taken of a Markov embedding, [r], and what hidden states [Q, K, N] and the bias add to it, [Q, K]."""
+        size = hidden.shape[-1]
+        of_embedded = self.proj.weight[0, size:]
+        return of_embedded if len(of_embedded) else None, self.proj.part(hidden, slice(size)).squeeze(-1)
 
 
 class BlockWalk:
@@ -192,3 +210,12 @@ class BlockWalk:
         ids = draft_ids if self.draft_to_target is None else self.draft_to_target[draft_ids]
         chance = self.confidence.forward(hidden, embedded) if self.confidence is not None else None
         return Candidates(ids, logits, chance)
+
+    def tensors(self, anchor_token_ids: Tensor) -> WalkTensors:
+        """All slots at once, for a kernel."""
+        token_ids = self.draft_ids if self.draft_to_target is None else self.draft_to_target[self.draft_ids]
+        markov = None
+        if self.markov is not None:
+            markov = self.markov.tensors(self.hidden, anchor_token_ids, token_ids, self.draft_ids)
+        confidence = (None, None) if self.confidence is None else self.confidence.parts(self.hidden)
+        return WalkTensors(self.logits, token_ids, markov, *confidence)
