@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from outrider.backends.planted import Pace, Planted
-from outrider.benchmarking.client import ChatRequest, Sample, ServerClient, ServerKind
+from outrider.benchmarking.answer import Sample
+from outrider.benchmarking.client import ChatRequest, ServerClient, ServerKind
 from outrider.benchmarking.integrity import examine
 from outrider.benchmarking.request_sets import Item, RequestSet
 from outrider.benchmarking.run_summary import summarize

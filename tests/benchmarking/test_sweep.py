@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from outrider.backends.planted import Pace, Planted
-from outrider.benchmarking.client import ChatRequest, Sample, ServerClient
+from outrider.benchmarking.answer import Sample
+from outrider.benchmarking.client import ChatRequest, ServerClient
 from outrider.benchmarking.counters import Counters
 from outrider.benchmarking.request_sets import Item, RequestSet
 from outrider.benchmarking.runner import Load, Run

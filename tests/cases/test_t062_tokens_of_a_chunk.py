@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from outrider.benchmarking.client import Sample
+from outrider.benchmarking.answer import Sample
 from outrider.benchmarking.integrity import examine
 from outrider.benchmarking.run_summary import summarize
 from tests.benchmarking.test_client import answer, piece, usage

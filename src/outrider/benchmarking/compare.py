@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any, Protocol
 
+from outrider.benchmarking.answer import Sample
 from outrider.benchmarking.answer_quality import quality_flag
-from outrider.benchmarking.client import Sample
 from outrider.benchmarking.request_sets import Item
 
 AGAIN = "again"

@@ -5,6 +5,7 @@ Names: vLLM's, which Outrider and (for speculation) llama.cpp export under prefi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import zip_longest
@@ -12,7 +13,7 @@ from math import isfinite
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.benchmarking.client import ServerKind
+from outrider.benchmarking.client import ServerClient, ServerKind
 from outrider.errors import EngineFault
 
 _VLLM = {
@@ -41,6 +42,7 @@ _LLAMA = {
     "num_generation_tokens": ("tokens_predicted_total",),
     "num_requests_running": ("requests_processing", "requests_deferred"),
 }
+SETTLE_S = 1.0
 _BY_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 _NAMES: dict[ServerKind, tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]] = {
     "outrider": (("outrider:", "vllm:"), _VLLM),  # `outrider serve --metrics-prefix vllm`
@@ -136,6 +138,17 @@ def read_counters(text: str, kind: ServerKind) -> Counters:
     samples = _samples(text, prefixes)
     found = {name: _total(samples, exported) for name, exported in names.items()}
     return Counters(**found, accepted_per_position=_by_position(samples))
+
+
+def settled_metrics(client: ServerClient, kind: ServerKind) -> tuple[str, Counters]:
+    """/metrics once nothing runs, for a server may count an answer after its last event; other clients get a second."""
+    end_s = time.monotonic() + SETTLE_S
+    while True:
+        text = client.metrics_text()
+        counters = read_counters(text, kind)
+        if not counters.num_requests_running or time.monotonic() > end_s:
+            return text, counters
+        time.sleep(SETTLE_S / 50)
 
 
 def _samples(text: str, prefixes: Sequence[str]) -> list[tuple[str, Mapping[str, str], float]]:

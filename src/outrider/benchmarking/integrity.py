@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from outrider.benchmarking.answer import Sample
 from outrider.benchmarking.answer_quality import quality_flag
-from outrider.benchmarking.client import Sample
 from outrider.benchmarking.runner import Run
 
 MAX_LOOPING_SHARE = 0.5

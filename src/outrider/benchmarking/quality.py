@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.benchmarking.client import Sample, ServerClient
+from outrider.benchmarking.answer import Sample
+from outrider.benchmarking.client import ServerClient
+from outrider.benchmarking.counters import settled_metrics
 from outrider.benchmarking.problems import Problem
-from outrider.benchmarking.soak import settled_metrics
 from outrider.benchmarking.statistics import CONFIDENCE, mcnemar_exact
 from outrider.errors import ConfigError
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from outrider.benchmarking.client import Sample
+from outrider.benchmarking.answer import Sample
 from outrider.benchmarking.integrity import Finding, cached_share, examine
 from outrider.benchmarking.record import make_record
 from outrider.benchmarking.request_sets import RequestSet

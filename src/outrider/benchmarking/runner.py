@@ -20,7 +20,8 @@ from itertools import accumulate
 from math import inf
 from typing import Any, Protocol
 
-from outrider.benchmarking.client import ChatRequest, Sample, ServerKind
+from outrider.benchmarking.answer import Sample
+from outrider.benchmarking.client import ChatRequest, ServerKind
 from outrider.benchmarking.counters import CounterReset, Counters, read_counters
 from outrider.benchmarking.request_sets import Item, RequestSet
 from outrider.errors import ConfigError

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from outrider.cli import options
-from outrider.cli.bench_run import WorkloadText
+from outrider.cli.bench_options import WorkloadText
 from outrider.cli.output import emit_json, progress_bar, progress_line, show, writable
 from outrider.errors import ConfigError, LocateError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.table import Table
 
 from outrider.benchmarking.record import make_record, write_record
 from outrider.cli import options
-from outrider.cli.bench_run import KEY_VARIABLE, ApiKey, Model, Record, Timeout, Url
+from outrider.cli.bench_options import ApiKey, Model, Record, Timeout, Url, server_key
 from outrider.cli.output import emit_json, new_file, progress_bar, progress_line, show
 from outrider.errors import ConfigError
 
@@ -64,7 +63,7 @@ def quality(
         raise ConfigError("--human-eval runs programs that a model wrote. Add --allow-code-execution if you want that.")
     name, problems = _problems(gsm8k, calls, is_human_eval=human_eval, limit=limit, max_tokens=max_tokens)
     new_file("--record", record)
-    key = api_key or os.environ.get(KEY_VARIABLE)
+    key = api_key or server_key()
     with ExitStack() as stack:
         client = stack.enter_context(closing(ServerClient(url, model=model, api_key=key, timeout_s=timeout_s)))
         plain = None

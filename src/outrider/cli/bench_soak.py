@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -14,7 +13,7 @@ from rich.table import Table
 from outrider.benchmarking.record import make_record, write_record
 from outrider.benchmarking.steadiness import Limits
 from outrider.cli import options
-from outrider.cli.bench_run import KEY_VARIABLE, ApiKey, Model, Record, Timeout, Url
+from outrider.cli.bench_options import ApiKey, Model, Record, Timeout, Url, server_key
 from outrider.cli.output import emit_json, new_file, progress_bar, progress_line, show
 from outrider.errors import ConfigError
 
@@ -51,16 +50,15 @@ def soak(
     """Soak a server with agent sessions; exit code 1 if it slowed down, grew, failed, went mute or had slow phases."""
     from outrider.benchmarking.client import ServerClient
     from outrider.benchmarking.sessions import find_shape
-    from outrider.benchmarking.soak import process_memory, run_soak, soak_workload, summarize_soak
+    from outrider.benchmarking.soak import process_memory, run_soak, soak_workload
+    from outrider.benchmarking.soak_summary import summarize_soak
 
     planned = _planned(find_shape(shape).scaled(scale), sessions, turns)
     limits = Limits(min_speed_retention=min_retention, max_memory_growth=max_growth)
     new_file("--record", record)
     memory = process_memory(server_pid) if server_pid is not None else None
     salt = secrets.token_hex(4)  # two soaks of one server must not find each other's prefixes
-    with closing(
-        ServerClient(url, model=model, api_key=api_key or os.environ.get(KEY_VARIABLE), timeout_s=timeout_s)
-    ) as client:
+    with closing(ServerClient(url, model=model, api_key=api_key or server_key(), timeout_s=timeout_s)) as client:
         name, kind = client.model, client.server_kind()
         with progress_bar(planned.num_sessions * len(planned.turns)) as report:
             rows = run_soak(client, planned, salt=salt, has_tools=not no_tools, memory=memory, progress=report)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from contextlib import closing, nullcontext
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from rich.table import Table
 from outrider.benchmarking.record import make_record, write_record
 from outrider.benchmarking.workloads import Workload
 from outrider.cli import options
-from outrider.cli.bench_run import KEY_VARIABLE, ApiKey, Model, Record, Timeout, Url
+from outrider.cli.bench_options import ApiKey, Model, Record, Timeout, Url, server_key
 from outrider.cli.output import emit_json, new_file, progress_bar, show
 from outrider.errors import ConfigError
 
@@ -48,7 +47,8 @@ def verify(
 ) -> None:
     """Check a server from "it answers" to "it finds a needle in a long prompt"; exit code 1 if a rung failed."""
     from outrider.benchmarking.client import ServerClient
-    from outrider.benchmarking.verify import RUNGS, LadderConfig, climb
+    from outrider.benchmarking.rungs import RUNGS, LadderConfig
+    from outrider.benchmarking.verify import climb
 
     config = LadderConfig(
         essay_tokens=essay_tokens,
@@ -60,7 +60,7 @@ def verify(
         salt=secrets.token_hex(4),
     )
     new_file("--record", record)
-    settings: dict[str, Any] = {"api_key": api_key or os.environ.get(KEY_VARIABLE), "timeout_s": timeout_s}
+    settings: dict[str, Any] = {"api_key": api_key or server_key(), "timeout_s": timeout_s}
     with (
         closing(ServerClient(url, model=model, **settings)) as client,
         closing(ServerClient(plain_url, **settings)) if plain_url else nullcontext() as plain_client,
