@@ -21,7 +21,7 @@ from outrider.benchmarking.request_sets import Item, RequestSet
 from outrider.benchmarking.run_summary import summarize
 from outrider.benchmarking.runner import Load, Run, poisson_arrivals, run_load
 from outrider.errors import ConfigError
-from tests.serving import serve
+from tests.serving import eventually, serve
 
 ITEMS = RequestSet("toy", tuple(Item(prompt=f"prompt {number}") for number in range(4)))
 
@@ -227,3 +227,33 @@ class _Interrupting:
     def complete(self, request: ChatRequest) -> Sample:
         self.client.complete(ChatRequest(prompt="someone else", max_tokens=5))
         return self.client.complete(request)
+
+
+class Stopping(Toy):
+    """The third answer stops the run while the fourth hangs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = threading.Event()
+
+    def complete(self, request: ChatRequest) -> Sample:
+        answered = super().complete(request)
+        place = self.asked.index(request)
+        if place == 2:
+            eventually(lambda: len(self.asked) == 4)
+            raise KeyboardInterrupt
+        if place == 3:
+            self.is_over.wait(10)
+        return answered
+
+
+def test_a_run_that_is_stopped_hands_over_what_was_answered_and_waits_for_nothing() -> None:
+    toy, kept = Stopping(), []
+    with pytest.raises(KeyboardInterrupt):
+        run_load(toy, ITEMS, Load(num_requests=8, concurrency=2, num_warmups=0), keep=kept.append)
+    was_waited_for = toy.num_running == 0 and toy.is_over.is_set()
+    toy.is_over.set()
+    (run,) = kept
+    assert (len(run.samples), run.was_stopped, was_waited_for, len(toy.asked)) == (2, True, False, 4)
+    assert [each.name for each in examine(run)] == ["stopped"]
+    assert summarize(run)["integrity"]["status"] == "invalid"

@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider import metrics
 from outrider.benchmarking.answer_quality import setting_faults
-from outrider.benchmarking.compare import Arm, Row, again_name, decode_pace_s
+from outrider.benchmarking.compare import Arm, Row, again_name, decode_pace_s, whole_rounds
 from outrider.benchmarking.statistics import (
     CONFIDENCE,
     Method,
@@ -59,6 +59,17 @@ def compare_arms(
         for arm in others
         if arm is not again or len(others) == 1
     ]
+
+
+def compare_whole_rounds(
+    rows: Sequence[Row], arms: Sequence[Arm], *, num_prompts: int, is_greedy: bool, judging: Judging | None = None
+) -> list[dict[str, Any]]:
+    """The same of the rounds that a stopped run has finished; none where those are too few to compare."""
+    whole = whole_rounds(rows, num_arms=len(arms), num_prompts=num_prompts)
+    try:
+        return compare_arms(whole, arms, is_greedy=is_greedy, judging=judging)
+    except EngineFault:
+        return []
 
 
 def best_arm(summaries: Sequence[Mapping[str, Any]]) -> str | None:

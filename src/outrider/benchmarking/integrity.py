@@ -42,8 +42,8 @@ class Finding:
 def examine(run: Run, limits: Limits | None = None) -> tuple[Finding, ...]:
     """All findings of a run, none for a sound one.
 
-    Fatal: no_tokens, no_usage, request_errors, empty_answers, other_tenant, counter_reset, cache_hits, cache_bypass,
-    client_bound, buffered. Warnings: warm_up, no_counters, not_drafted, fewer_counted, looping_answers.
+    Fatal: stopped, no_tokens, no_usage, request_errors, empty_answers, other_tenant, counter_reset, cache_hits,
+    cache_bypass, client_bound, buffered. Warnings: warm_up, no_counters, not_drafted, fewer_counted, looping_answers.
     """
     limits = limits or Limits()
     return (
@@ -90,6 +90,10 @@ def _answers(samples: Sequence[Sample]) -> Iterator[Finding]:
 
 
 def _counters(run: Run) -> Iterator[Finding]:
+    if run.was_stopped:
+        detail = f"the run ended after {len(run.samples)} of {run.load.num_requests} answers"
+        yield Finding("stopped", True, detail)
+        return
     if run.counter_fault is not None:
         yield Finding("counter_reset", True, run.counter_fault)
         return

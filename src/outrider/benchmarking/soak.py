@@ -18,7 +18,7 @@ from outrider.benchmarking.sessions import SYSTEM, Conversation, Shape
 from outrider.benchmarking.workloads import Workload
 from outrider.errors import ConfigError, EngineFault
 
-__all__ = ["SoakTurn", "find_phases", "process_memory", "run_soak", "soak_workload"]
+__all__ = ["SoakTurn", "find_phases", "process_memory", "run_soak", "soak_workload", "with_speeds"]
 
 _SERVER_LATENCY = re.compile(r"^\w+:e2e_request_latency_seconds_sum(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 _RESIDENT = re.compile(r"^process_resident_memory_bytes(?:\{[^}]*\})? (\S+)", re.MULTILINE)
@@ -81,12 +81,14 @@ def run_soak(
     has_tools: bool = True,
     memory: Callable[[], float | None] | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    keep: Callable[[SoakTurn], object] = lambda _: None,
 ) -> list[SoakTurn]:
     """Run all sessions one after another, a turn at a time, and read the counters around each turn.
 
-    `memory` reads the server's memory in bytes; without it the server's own figure is taken where it exports one.
-    A server that is gone or was started anew spoils the counters of that turn and is its `counter_fault`: what was seen
-    until then, perhaps in hours, is kept.
+    `keep` gets each turn at once, its speed left open, for a run that may be stopped. `memory` reads the server's
+    memory in bytes; without it the server's own figure is taken where it exports one. A server that is gone or was
+    started anew spoils the counters of that turn and is its `counter_fault`: what was seen until then, perhaps in
+    hours, is kept.
     """
     kind = client.server_kind()
     text, counters = settled_metrics(client, kind)
@@ -107,7 +109,8 @@ def run_soak(
             resident = memory() if memory is not None else _reading(_RESIDENT, text)
             row = _row(sample, grown, server_s=server_s, memory_bytes=resident)
             turns.append(SoakTurn(session=session, turn=number, kind=turn.kind, counter_fault=fault, **row))
-    return _with_speeds(turns)
+            keep(turns[-1])
+    return with_speeds(turns)
 
 
 def process_memory(pid: int) -> Callable[[], float | None]:
@@ -173,7 +176,8 @@ def _reading(pattern: re.Pattern[str], text: str) -> float | None:
     return sum(values) if values else None
 
 
-def _with_speeds(turns: Sequence[SoakTurn]) -> list[SoakTurn]:
+def with_speeds(turns: Sequence[SoakTurn]) -> list[SoakTurn]:
+    """The same turns with their speed at the median length of their kind, which all turns together give."""
     lengths = dict[str, list[int]]()
     for turn in turns:
         if turn.error is None and turn.num_output_tokens:

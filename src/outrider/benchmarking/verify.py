@@ -48,14 +48,19 @@ def climb(
     *,
     plain_client: ServerClient | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    keep: Callable[[Rung], object] = lambda _: None,
 ) -> list[Rung]:
-    """Try all rungs in order; `plain_client` is of a server without drafter, where drafting cannot be left out."""
+    """Try all rungs in order; `plain_client` is of a server without drafter, where drafting cannot be left out.
+
+    `keep` gets each rung at once, for a climb that may be stopped.
+    """
     shared = Climb(client, config or LadderConfig(), plain_client)
     rungs = list[Rung]()
     for name in RUNGS:
         progress(name)
         missing = _missing(name, {rung.name for rung in rungs if rung.status == "pass"}, shared.config.skipped)
         rungs.append(Rung(name, "skip", missing) if missing else _try(name, shared))
+        keep(rungs[-1])
     return rungs
 
 

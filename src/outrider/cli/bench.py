@@ -98,7 +98,7 @@ def decode(
         "--acceptance-length": acceptance_length,
     }
     table, file = DecodeTable(cells, has_peer=peer is not None), RecordFile(record)
-    with stoppable(file):
+    with stoppable(file, lambda: (table.record(), table.missing()) if table.ours else None):
         if peer is None:
             _time_here(settings, table, file)
         else:

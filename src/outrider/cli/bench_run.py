@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from outrider.benchmarking.record import RecordFile
 from outrider.cli import options
 from outrider.cli.bench_options import (
     ApiKey,
@@ -27,7 +28,7 @@ from outrider.cli.bench_options import (
     percentage,
     server_key,
 )
-from outrider.cli.output import emit_json, new_file, progress_bar, show
+from outrider.cli.output import Found, emit_json, new_file, progress_bar, show, stoppable
 from outrider.errors import ConfigError
 
 
@@ -69,7 +70,7 @@ def run(
     from outrider.benchmarking.client import ServerClient
     from outrider.benchmarking.request_sets import load_request_set
     from outrider.benchmarking.run_summary import run_record, summarize
-    from outrider.benchmarking.runner import Load, run_load
+    from outrider.benchmarking.runner import Load, Run, run_load
 
     if workload and len(workload) > 1:
         raise ConfigError("bench run asks one workload; leave one --workload, or use bench sweep.")
@@ -87,16 +88,22 @@ def run(
         extra=body_fields(body, ignore_eos=ignore_eos),
     )
     new_file("--record", record)
+    file, stopped = RecordFile(record), list[Run]()
+
+    def made(run: Run) -> dict[str, Any]:
+        about = {"name": record.stem if record else "run", "url": url, "model": name}
+        return run_record(run, request_set, summary=summarize(run), **about)
+
+    def so_far() -> Found | None:
+        missing = [{"arm": name, "num_rows": num_requests - len(run.samples)} for run in stopped]
+        return (made(stopped[0]), missing) if stopped else None
+
     with ServerClient(url, model=model, api_key=api_key or server_key(), timeout_s=timeout_s) as client:
         name = client.model
-        with progress_bar(load.warmups + load.num_requests) as advance:
-            found = run_load(client, request_set, load, progress=lambda: advance(request_set.name))
+        with progress_bar(load.warmups + num_requests) as advance, stoppable(file, so_far):
+            found = run_load(client, request_set, load, progress=lambda: advance(request_set.name), keep=stopped.append)
     summary = summarize(found)
-    if record is not None:
-        from outrider.benchmarking.record import write_record
-
-        made = run_record(found, request_set, name=record.stem, summary=summary, url=url, model=name)
-        write_record(made, record)
+    file.write(made(found))
     emit_json(summary) if as_json else _show_run(summary, f"{name} on {found.server}: {request_set.name}")
     if summary["integrity"]["status"] != "ok":
         raise typer.Exit(1)

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from outrider.benchmarking.decode import number_list
+from outrider.benchmarking.record import RecordFile
 from outrider.cli import options
 from outrider.cli.bench_options import (
     ApiKey,
@@ -27,7 +28,7 @@ from outrider.cli.bench_options import (
     figure,
     server_key,
 )
-from outrider.cli.output import emit_json, new_file, progress_bar, show
+from outrider.cli.output import Found, emit_json, new_file, progress_bar, show, stoppable
 from outrider.errors import ConfigError
 
 SweepUrls = Annotated[
@@ -76,8 +77,8 @@ def sweep(
     check_packages()
     from outrider.benchmarking.client import ServerClient
     from outrider.benchmarking.request_sets import load_request_set
-    from outrider.benchmarking.runner import Load
-    from outrider.benchmarking.sweep import Plan, run_sweep, summarize_sweep, sweep_record
+    from outrider.benchmarking.runner import Load, Run
+    from outrider.benchmarking.sweep import Cell, Plan, run_sweep, summarize_sweep, sweep_record, whole_rounds
 
     places, are_fixed = _urls_by_length(urls, num_speculative_tokens)
     sets = [load_request_set(each) for each in dict.fromkeys(workload or ["chat", "code"])]
@@ -96,19 +97,34 @@ def sweep(
         extra=body_fields(body, ignore_eos=ignore_eos),
     )
     new_file("--record", record)
+    file, kept = RecordFile(record), dict[Cell, list[Run]]()
+    num_cells = len(plan.conditions(names)) * len(places)
+
+    def made(runs: dict[Cell, list[Run]], rows: list[dict[str, Any]]) -> dict[str, Any]:
+        return sweep_record(runs, sets, rows, name=record.stem if record else "sweep", urls=places, model=target)
+
+    def so_far() -> Found | None:
+        whole = whole_rounds(kept, num_cells)
+        num_rows = num_requests * (plan.num_runs(names) - sum(map(len, kept.values())))
+        return (made(kept, summarize_sweep(whole)), [{"arm": "all", "num_rows": num_rows}]) if kept else None
+
     servers: dict[str, Any] = {"model": model, "api_key": api_key or server_key(), "timeout_s": timeout_s}
     with ExitStack() as stack:
         by_url = {url: stack.enter_context(ServerClient(url, **servers)) for url in dict.fromkeys(places.values())}
         clients = {length: by_url[url] for length, url in places.items()}
         first = next(iter(by_url.values()))
         target = first.model
-        with progress_bar(plan.num_runs(names)) as advance:
-            runs = run_sweep(clients if are_fixed else first, sets, plan, load, progress=advance)
+        with progress_bar(plan.num_runs(names)) as advance, stoppable(file, so_far):
+            runs = run_sweep(
+                clients if are_fixed else first,
+                sets,
+                plan,
+                load,
+                progress=advance,
+                keep=lambda cell, run: kept.setdefault(cell, []).append(run),
+            )
     rows = summarize_sweep(runs)
-    if record is not None:
-        from outrider.benchmarking.record import write_record
-
-        write_record(sweep_record(runs, sets, rows, name=record.stem, urls=places, model=target), record)
+    file.write(made(runs, rows))
     emit_json({"summary": rows}) if as_json else _show_sweep(rows, target)
     if any(row["faults"] for row in rows):
         raise typer.Exit(1)
