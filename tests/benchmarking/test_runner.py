@@ -230,7 +230,7 @@ class _Interrupting:
 
 
 class Stopping(Toy):
-    """The third answer stops the run while the fourth hangs."""
+    """The third answer stops the run while those after it hang."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,18 +242,18 @@ class Stopping(Toy):
         if place == 2:
             eventually(lambda: len(self.asked) == 4)
             raise KeyboardInterrupt
-        if place == 3:
+        if place > 2:
             self.is_over.wait(10)
         return answered
 
 
 def test_a_run_that_is_stopped_hands_over_what_was_answered_and_waits_for_nothing() -> None:
-    toy, kept = Stopping(), []
+    toy, kept, began_s = Stopping(), list[Run](), time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         run_load(toy, ITEMS, Load(num_requests=8, concurrency=2, num_warmups=0), keep=kept.append)
-    was_waited_for = toy.num_running == 0 and toy.is_over.is_set()
+    assert time.perf_counter() - began_s < 8
     toy.is_over.set()
     (run,) = kept
-    assert (len(run.samples), run.was_stopped, was_waited_for, len(toy.asked)) == (2, True, False, 4)
+    assert (len(run.samples), run.was_stopped, len(toy.asked) < 8) == (2, True, True)
     assert [each.name for each in examine(run)] == ["stopped"]
     assert summarize(run)["integrity"]["status"] == "invalid"
