@@ -14,6 +14,8 @@ from outrider import environment
 from outrider.benchmarking.workloads import Workload
 
 SCHEMA = 1
+STOPPED = "stopped"
+"""The verdict of a run that was stopped."""
 
 
 def make_record(
@@ -110,5 +112,5 @@ def _incomplete(record: dict[str, Any], missing: Sequence[dict[str, Any]], stopp
 def _unclaimed(summary: dict[str, Any], stopped: str) -> dict[str, Any]:
     """The same figures, without a verdict: a run that ends when it looks well would prove anything."""
     text = f"the run was stopped ({stopped}), so nothing is claimed"
-    claims = {"verdict": "stopped", "verdict_text": text, "drafter_loses": False}
+    claims = {"verdict": STOPPED, "verdict_text": text, "drafter_loses": False}
     return {**summary, **{name: value for name, value in claims.items() if name in summary}}
