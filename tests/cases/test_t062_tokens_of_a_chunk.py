@@ -12,7 +12,7 @@ import pytest
 from outrider.benchmarking.answer import Sample
 from outrider.benchmarking.integrity import examine
 from outrider.benchmarking.run_summary import summarize
-from tests.benchmarking.test_client import answer, piece, usage
+from tests.benchmarking.test_answer import answer, piece, usage
 from tests.benchmarking.test_integrity import run
 
 
