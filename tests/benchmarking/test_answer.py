@@ -80,7 +80,7 @@ def test_no_usage_no_guess() -> None:
 def test_thoughts_calls_and_acceptance() -> None:
     first = {"index": 0, "id": "c1", "function": {"name": "weather", "arguments": ""}}
     more = [{"index": 0, "function": {"arguments": part}} for part in ('{"city":', '"Ulm"}')]
-    stats = {"num_draft_tokens": 3}
+    stats = {"num_spec_steps": 1, "num_draft_tokens": 3, "num_accepted_draft_tokens": 2}
     found = answer(
         (0.1, piece(reasoning="hm", reasoning_content="hm")),
         (0.2, piece(tool_calls=[first])),
@@ -135,7 +135,37 @@ def test_an_empty_error_is_none_and_an_answer_given_up_is_one() -> None:
     assert "gave the answer up" in str(answer((0.1, piece("a", 1, "abort"))).error)
 
 
-def test_usage_that_is_no_count_is_an_error() -> None:
-    found = answer((0.1, piece("a")), (0.2, {**piece("", None, "stop"), "usage": {"completion_tokens": "8"}}))
-    assert "completion_tokens of its usage is '8'" in str(found.error)
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [
+        ({"completion_tokens": "8"}, "completion_tokens of its usage is '8'"),
+        ({"completion_tokens": -3}, "completion_tokens of its usage is -3"),
+        ({"completion_tokens": 3, "prompt_tokens": True}, "prompt_tokens of its usage is True"),
+        ({"completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": [1]}}, "cached_tokens of its usage is"),
+        ({"completion_tokens": 3, "prompt_tokens_details": 7}, "not one of OpenAI's"),
+        ([8], "not one of OpenAI's"),
+    ],
+)
+def test_usage_that_is_no_count_is_an_error(told: Any, named: str) -> None:
+    found = answer((0.1, piece("a")), (0.2, {**piece("", None, "stop"), "usage": told}))
+    assert named in str(found.error)
     assert found.num_output_tokens is None
+
+
+def test_usage_that_comes_in_parts_is_put_together() -> None:
+    found = answer(
+        (0.1, piece("a", 1)), (0.2, piece("b", finish_reason="stop")), (0.3, {"usage": {"completion_tokens": 2}})
+    )
+    assert (found.num_prompt_tokens, found.num_output_tokens) == (7, 2)
+
+
+@pytest.mark.parametrize("told", ["fast", 3, {"num_draft_tokens": 3}, {"num_spec_steps": "1"}, [1]])
+def test_figures_of_another_shape_are_another_servers(told: Any) -> None:
+    for metrics in ({"speculative_decoding": told}, told):
+        found = answer((0.1, {**piece("a", 1, "stop"), "metrics": metrics}))
+        assert (found.acceptance, found.error) == (None, None)
+
+
+def test_calls_that_cannot_be_put_in_order_are_an_error() -> None:
+    calls = [{"index": index, "function": {"name": "f"}} for index in (0, None)]
+    assert "the index of a call is None" in str(answer((0.1, piece(tool_calls=calls))).error)

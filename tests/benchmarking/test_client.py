@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -124,3 +125,23 @@ def test_a_list_of_models_that_is_none_is_said() -> None:
 def test_what_cannot_be_asked_is_refused(url: str, options: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         ServerClient(url, **options)
+
+
+class Pinging(httpx.SyncByteStream):
+    """A connection that is kept alive, a second a ping, and brings nothing."""
+
+    now_s = 0.0
+
+    def __iter__(self) -> Iterator[bytes]:
+        while self.now_s < 1000:
+            self.now_s += 1.0
+            yield b": ping\n\n"
+
+
+def test_an_answer_that_keeps_silent_ends_though_its_connection_lives() -> None:
+    stream = Pinging()
+    found = asked(httpx.Response(200, stream=stream), model="m", timeout_s=30.0, clock=lambda: stream.now_s).complete(
+        CHAT
+    )
+    assert "kept silent for 30 s" in str(found.error)
+    assert stream.now_s < 40

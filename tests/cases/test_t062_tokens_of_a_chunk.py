@@ -36,7 +36,8 @@ def test_t062_without_usage_it_says_so() -> None:
     assert (found.tokens_per_s, found.tpot_s) == (None, None)
     judged = run([found], counted=None)
     assert "no_usage" in {each.name for each in examine(judged)}
-    assert summarize(judged)["output_tokens_per_s"] is None
+    summary = summarize(judged)
+    assert (summary["num_output_tokens"], summary["output_tokens_per_s"]) == (None, None)
 
 
 def test_t062_one_event_has_no_speed() -> None:

@@ -87,7 +87,7 @@ class Answer:
         """Whether any event came, well-formed or not."""
         self._started_s, self._last_s = started_s, started_s
         self._times_s: list[float] = []
-        self._usage: dict[str, Any] = {}
+        self._usage: dict[str, int] = {}
         self._num_counted = 0
         self._num_first: int | None = None
         self._is_counted: bool | None = None  # whether usage runs along, which the first chunk with a token shows
@@ -102,12 +102,9 @@ class Answer:
         if event.get("error"):
             self.error = error_message(event["error"])
             return
-        self._acceptance = (event.get("metrics") or {}).get("speculative_decoding") or self._acceptance
-        usage = event.get("usage") or {}
-        for name in ("prompt_tokens", "completion_tokens"):
-            if type(usage.get(name) or 0) is not int:
-                raise TypeError(f"{name} of its usage is {usage[name]!r}")
-        self._usage = usage or self._usage
+        self._acceptance = _acceptance(event.get("metrics")) or self._acceptance
+        usage = _usage(event.get("usage") or {})
+        self._usage |= usage
         if not event.get("choices"):
             return
         self._last_s = now_s
@@ -133,7 +130,10 @@ class Answer:
         return bool(text or reasoning or calls)
 
     def _push_call(self, call: dict[str, Any]) -> None:
-        known = self._calls.setdefault(call.get("index", 0), {"id": None, "name": "", "arguments": ""})
+        index = call.get("index", 0)
+        if type(index) is not int:
+            raise TypeError(f"the index of a call is {index!r}")
+        known = self._calls.setdefault(index, {"id": None, "name": "", "arguments": ""})
         function = call.get("function") or {}
         known["id"] = call.get("id") or known["id"]
         known["name"] += function.get("name") or ""
@@ -146,7 +146,6 @@ class Answer:
         if self.error is None and self._finish_reason in _BROKEN_ENDS:
             self.error = f"the server gave the answer up: its finish reason is {self._finish_reason!r}"
         ended_s = now_s if self.error else self._last_s
-        details = self._usage.get("prompt_tokens_details") or {}
         return Sample(
             started_s=self._started_s,
             ttft_s=self._times_s[0] - self._started_s if self._times_s else None,
@@ -161,9 +160,30 @@ class Answer:
             finish_reason=self._finish_reason,
             error=self.error,
             acceptance=self._acceptance,
-            num_cached_tokens=details.get("cached_tokens"),
+            num_cached_tokens=self._usage.get("cached_tokens"),
             num_first_tokens=self._num_first,
         )
+
+
+def _usage(told: dict[str, Any]) -> dict[str, int]:
+    """The counts that it has; TypeError for one that is no count."""
+    counts = {name: told.get(name) for name in ("prompt_tokens", "completion_tokens")}
+    counts["cached_tokens"] = (told.get("prompt_tokens_details") or {}).get("cached_tokens")
+    for name, count in counts.items():
+        if count is not None and not _is_count(count):
+            raise TypeError(f"{name} of its usage is {count!r}")
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+def _acceptance(told: Any) -> dict[str, Any] | None:
+    """`speculative_decoding` of a response's metrics; None where that is another server's field with other things."""
+    found = told.get("speculative_decoding") if isinstance(told, dict) else None
+    names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+    return found if isinstance(found, dict) and all(_is_count(found.get(name)) for name in names) else None
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def event_lines(parts: Iterator[str]) -> Iterator[str]:

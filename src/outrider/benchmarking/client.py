@@ -88,7 +88,7 @@ class ServerClient:
             raise ConfigError(f"--timeout-s {timeout_s} is no time. Give seconds above 0.")
         if api_key and not (api_key.isascii() and api_key.isprintable()):
             raise ConfigError("--api-key has characters that no key has. Give it as the server's owner wrote it.")
-        self._clock, self._model = clock, model
+        self._clock, self._model, self._timeout_s = clock, model, timeout_s
         self._kind: ServerKind | None = None
         headers = {"Accept-Encoding": "identity"}  # what compresses a stream holds chunks back
         headers |= {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -134,7 +134,7 @@ class ServerClient:
                     answer.error = f"HTTP {response.status_code}: {_error_text(response)}"
                 else:
                     self._read(event_lines(response.iter_text()), answer)
-                    if not answer.has_events:
+                    if not (answer.has_events or answer.error):
                         kind = response.headers.get("content-type", "nothing that it names")
                         answer.error = f"the server does not stream: it answered with {kind}, and without an event"
         except httpx.HTTPError as error:
@@ -190,9 +190,14 @@ class ServerClient:
             ) from None
 
     def _read(self, lines: Iterator[str], answer: Answer) -> None:
+        last_s = self._clock()
         for line in lines:
             if not line.startswith("data:"):  # comments, event names and blank lines carry nothing
+                if self._clock() - last_s > self._timeout_s:
+                    answer.error = f"the answer kept silent for {self._timeout_s:g} s, though the connection lived"
+                    return
                 continue
+            last_s = self._clock()
             data = line[5:].strip()
             if data == "[DONE]":
                 return

@@ -208,12 +208,12 @@ def _summary(
 
 
 def _broken(pairing: _Pairing) -> list[str]:
-    """A fault where an arm fails, says nothing or loops on more prompts than the baseline, chance aside (McNemar)."""
-    worse, better = pairing.only_other_bad, pairing.only_baseline_bad
-    num_pairs = len(pairing.baseline)
-    if worse <= better or mcnemar_exact(worse, better, num_pairs=num_pairs).p_value > 1 - CONFIDENCE:
+    """A fault where one side fails, says nothing or loops on more prompts than the other, chance aside (McNemar)."""
+    here, there, num_pairs = pairing.only_other_bad, pairing.only_baseline_bad, len(pairing.baseline)
+    if mcnemar_exact(here, there, num_pairs=num_pairs).p_value > 1 - CONFIDENCE:
         return []
-    return [f"{worse} of {num_pairs} prompts fail, loop or get no answer here and not in the baseline"]
+    where = "here and not in the baseline" if here > there else "in the baseline and not here"
+    return [f"{max(here, there)} of {num_pairs} prompts fail, loop or get no answer {where}"]
 
 
 def _lengths(pairing: _Pairing) -> list[str]:
