@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.benchmarking.soak import SoakTurn
+from outrider.benchmarking.soak import SoakTurn, with_speeds
 from outrider.benchmarking.soak_summary import summarize_soak
 from tests.benchmarking.test_soak import ONE_TURN, soaked
 
@@ -61,3 +61,11 @@ def test_memory_that_grows_is_a_fault_after_the_warm_up() -> None:
     used = iter(range(1000, 10_000, 20))
     found = summarize_soak(soaked({}, replace(ONE_TURN, num_sessions=14), memory=lambda: float(next(used))))
     assert {"memory_growth", "memory_step"} <= set(found["faults"])
+
+
+def test_figures_of_nothing_are_left_out() -> None:
+    """A server that exports 0 bytes, and an answer that took no time."""
+    turns = [replace(turn, memory_bytes=0.0) for turn in planted_turns(lambda _: 100.0)]
+    assert any("memory was not judged" in each for each in summarize_soak(turns)["warnings"])
+    at_once = replace(turns[0], ttft_s=0.0, num_output_tokens=1, e2e_s=0.1)
+    assert [turn.tokens_per_s for turn in with_speeds([at_once])] == [None]

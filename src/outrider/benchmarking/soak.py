@@ -189,4 +189,5 @@ def with_speeds(turns: Sequence[SoakTurn]) -> list[SoakTurn]:
 def _speed(turn: SoakTurn, num_tokens: float) -> float | None:
     if turn.error is not None or not turn.num_output_tokens or turn.ttft_s is None or turn.e2e_s <= 0:
         return None
-    return num_tokens / (turn.ttft_s + (num_tokens - 1) * turn.work().tpot_s)
+    usual_s = turn.ttft_s + (num_tokens - 1) * turn.work().tpot_s
+    return num_tokens / usual_s if usual_s > 0 else None

@@ -102,7 +102,7 @@ def _run(turns: Sequence[SoakTurn], rates: Sequence[float | None]) -> Run:
     warm = [turn for turn in turns if turn.session > 1]
     speeds = _warm(turns, rates)
     lengths = _warm(turns, _relative(turns, [_acceptance_length([turn]) for turn in turns]))
-    read = [turn for turn in warm if turn.memory_bytes is not None]
+    read = [turn for turn in warm if turn.memory_bytes]  # 0 bytes are a figure that nobody keeps
     has_memory = len(read) >= MIN_MEMORY_SAMPLES
     return Run(
         times_s=[turn.started_s for turn in read] if has_memory else (),
@@ -137,7 +137,7 @@ def _warnings(turns: Sequence[SoakTurn], ttft_ratio: float | None) -> list[str]:
     found = []
     if ttft_ratio is not None and ttft_ratio > MAX_TTFT_RATIO:
         found.append(f"time to first token grew by {ttft_ratio:.2f}×")
-    if sum(turn.memory_bytes is not None for turn in turns) < MIN_MEMORY_SAMPLES:
+    if sum(bool(turn.memory_bytes) for turn in turns) < MIN_MEMORY_SAMPLES:
         found.append("memory was not judged: the server exports no figure; on this machine, name --server-pid")
     if all(turn.num_drafts is None for turn in turns):
         found.append("the server says nothing of its drafts, so causes of slow decoding are unknown")

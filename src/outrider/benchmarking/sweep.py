@@ -170,7 +170,8 @@ def summarize_sweep(runs: dict[Cell, list[Run]]) -> list[dict[str, Any]]:
         faults = {length: _faults(runs[condition, length], length) for length in speeds}
         best = _best(speeds, faults)
         compared = {length: _ratio_interval(speeds[length], speeds[best], len(speeds)) for length in speeds}
-        is_apart = all(each and each[1] < 1 for length, (_, each) in compared.items() if length != best)
+        others = [each for length, (_, each) in compared.items() if length != best]
+        is_apart = bool(others) and all(each and each[1] < 1 for each in others)
         for length in speeds:
             each = runs[condition, length]
             is_best = length == best
@@ -227,7 +228,7 @@ def _ratio_interval(
 
     95 % hold for all pairs of lengths together (Bonferroni): which pairs are looked at, the data chose.
     """
-    confidence = 1 - (1 - CONFIDENCE) / comb(num_lengths, 2)
+    confidence = 1 - (1 - CONFIDENCE) / comb(max(2, num_lengths), 2)
     differences = np.array([speeds[place] - best[place] for place in speeds if place in best])
     if len(differences) < 2:
         return (bounded_exp(differences[0]) if len(differences) else None), None
