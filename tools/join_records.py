@@ -40,11 +40,13 @@ def join_records(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         joined["summary"] += record["summary"] if isinstance(record["summary"], list) else [record["summary"]]
         absent = record.get("missing", ())
         missing += [{**each, "arm": names.get(each["arm"], _numbered(each["arm"], number))} for each in absent]
-    return {**joined, "complete": False, "missing": missing} if missing else _whole(joined)
+    stopped = [record["stopped"] for record in records if "stopped" in record]
+    marks = {"complete": False, "missing": missing} | ({"stopped": ", ".join(stopped)} if stopped else {})
+    return _unmarked(joined) | (marks if missing or stopped else {})
 
 
-def _whole(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key not in ("complete", "missing")}
+def _unmarked(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key not in ("complete", "missing", "stopped")}
 
 
 def _numbered(name: str, number: int) -> str:

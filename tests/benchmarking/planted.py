@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.benchmarking.client import Sample
+from outrider.benchmarking.answer import Sample
 from outrider.benchmarking.compare import plan_turns
 
 TEXT = "Bees live in colonies, and each colony has one queen who lays every egg that the workers then raise in spring."

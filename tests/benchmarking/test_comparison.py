@@ -122,6 +122,11 @@ def test_loops_on_one_side_alone_are_a_fault_and_on_both_are_told() -> None:
     assert broken["verdict"] == "invalid"
     assert "8 of 24 prompts fail, loop or get no answer" in broken["verdict_text"]
     assert best_arm([broken]) is None
+    clock = [0]
+    plain = PlantedArm("plain", paced(0.1), clock, {"text": text})
+    (lame,) = compared(plain, PlantedArm("fast", paced(0.05), clock))
+    assert (lame["verdict"], lame["num_prompts"]) == ("invalid", 16)  # what is left of a broken baseline proves little
+    assert "no answer in the baseline and not here" in lame["verdict_text"]
     (one,) = compared(*two(paced(0.1), paced(0.05), text=lambda prompt: LOOP if prompt == "prompt 3" else prompt))
     assert (one["num_prompts"], one["num_looping_prompts"], one["verdict"]) == (23, 0, "faster")
     clock = [0]

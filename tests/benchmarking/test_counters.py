@@ -132,3 +132,14 @@ def test_figures_that_are_no_numbers_are_unknown() -> None:
     text = "vllm:num_requests_running NaN\nvllm:generation_tokens_total 7\nvllm:prompt_tokens_total +Inf\n"
     found = read_counters(text, "vllm")
     assert (found.num_requests_running, found.num_prompt_tokens, found.num_generation_tokens) == (None, None, 7)
+
+
+def test_counts_of_another_process_are_no_difference() -> None:
+    def scrape(num_tokens: int, started_s: float | None) -> Counters:
+        start = "" if started_s is None else f"process_start_time_seconds {started_s}\n"
+        return read_counters(f"{start}vllm:generation_tokens_total {num_tokens}\n", "vllm")
+
+    assert (scrape(90, 5.5) - scrape(50, 5.5)).num_generation_tokens == 40
+    assert (scrape(90, 5.5) - scrape(50, None)).num_generation_tokens == 40
+    with pytest.raises(CounterReset, match="started anew between two readings, or two servers"):
+        _ = scrape(90, 7.0) - scrape(50, 5.5)

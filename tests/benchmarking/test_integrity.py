@@ -69,6 +69,7 @@ def test_loops_and_buffers() -> None:
         ({"counted": replace(COUNTED, num_generation_tokens=241)}, "other_tenant", True),
         ({"was_busy": True}, "other_tenant", True),
         ({"counted": replace(COUNTED, num_generation_tokens=199)}, "fewer_counted", False),
+        ({"counted": replace(COUNTED, num_generation_tokens=105)}, "fewer_counted", True),
         ({"counted": replace(COUNTED, num_drafts=0)}, "not_drafted", False),
         ({"counted": None}, "no_counters", False),
         ({"counted": None, "counter_fault": "it fell"}, "counter_reset", True),

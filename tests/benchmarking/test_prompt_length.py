@@ -6,7 +6,7 @@ import pytest
 
 from outrider.benchmarking.prompt_length import log_entries, pad_to, padded, sized_items
 from outrider.benchmarking.request_sets import Item
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, EngineFault
 
 PROMPTS = [Item(prompt=text) for text in ("one two three", "four five", "six")]
 CHAT = Item(messages=({"role": "system", "content": "be kind"}, {"role": "user", "content": "why?"}))
@@ -79,3 +79,8 @@ def test_a_length_that_is_too_short_is_refused() -> None:
     with pytest.raises(ConfigError, match="3 tokens as it is"):
         pad_to(CHAT, 2, seed=1, count=num_words)
     assert pad_to(CHAT, 3, seed=1, count=num_words) == CHAT
+
+
+def test_a_count_that_does_not_grow_is_a_fault_of_the_server() -> None:
+    with pytest.raises(EngineFault, match=r"1 tokens are counted in \d+ characters"):
+        sized_items([Item(prompt="x")], num_tokens=32, max_tokens=1, count=lambda _: 1)

@@ -67,3 +67,17 @@ def test_without_a_path_nothing_is_kept() -> None:
     file = RecordFile(None)
     file.write({})
     assert "--record FILE" in file.kept
+
+
+def test_a_run_that_was_stopped_says_why_and_claims_nothing(tmp_path: Path) -> None:
+    summary = {"speedup": 1.4, "verdict": "faster", "verdict_text": "faster by 40 %", "drafter_loses": True}
+    record = make_record("compare", workload=TEST, arms=[], rows=[{"x": 1}], summary=summary)
+    file = RecordFile(tmp_path / "one.json")
+    file.write(record, missing=[{"arm": "a", "num_rows": 3}, {"arm": "b"}], stopped="SIGTERM")
+    assert file.kept.endswith("has 1 row, 4 missing")
+    kept = json.loads((tmp_path / "one.json").read_text())
+    assert (kept["complete"], kept["stopped"]) == (False, "SIGTERM")
+    text = "the run was stopped (SIGTERM), so nothing is claimed"
+    assert kept["summary"] == {"speedup": 1.4, "verdict": "stopped", "verdict_text": text, "drafter_loses": False}
+    file.write(record, stopped="no two prompts in common")  # all rows are there, and still it did not end well
+    assert json.loads((tmp_path / "one.json").read_text())["complete"] is False

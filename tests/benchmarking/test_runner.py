@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from outrider.backends.planted import Pace, Planted
-from outrider.benchmarking.client import ChatRequest, Sample, ServerClient, ServerKind
+from outrider.benchmarking.answer import Sample
+from outrider.benchmarking.client import ChatRequest, ServerClient, ServerKind
 from outrider.benchmarking.integrity import examine
 from outrider.benchmarking.request_sets import Item, RequestSet
 from outrider.benchmarking.run_summary import summarize
 from outrider.benchmarking.runner import Load, Run, poisson_arrivals, run_load
 from outrider.errors import ConfigError
-from tests.serving import serve
+from tests.serving import eventually, serve
 
 ITEMS = RequestSet("toy", tuple(Item(prompt=f"prompt {number}") for number in range(4)))
 
@@ -226,3 +227,33 @@ class _Interrupting:
     def complete(self, request: ChatRequest) -> Sample:
         self.client.complete(ChatRequest(prompt="someone else", max_tokens=5))
         return self.client.complete(request)
+
+
+class Stopping(Toy):
+    """The third answer stops the run while those after it hang."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = threading.Event()
+
+    def complete(self, request: ChatRequest) -> Sample:
+        answered = super().complete(request)
+        place = self.asked.index(request)
+        if place == 2:
+            eventually(lambda: len(self.asked) == 4)
+            raise KeyboardInterrupt
+        if place > 2:
+            self.is_over.wait(10)
+        return answered
+
+
+def test_a_run_that_is_stopped_hands_over_what_was_answered_and_waits_for_nothing() -> None:
+    toy, kept, began_s = Stopping(), list[Run](), time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        run_load(toy, ITEMS, Load(num_requests=8, concurrency=2, num_warmups=0), keep=kept.append)
+    assert time.perf_counter() - began_s < 8
+    toy.is_over.set()
+    (run,) = kept
+    assert (len(run.samples), run.was_stopped, len(toy.asked) < 8) == (2, True, True)
+    assert [each.name for each in examine(run)] == ["stopped"]
+    assert summarize(run)["integrity"]["status"] == "invalid"

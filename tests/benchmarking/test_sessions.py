@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.benchmarking.client import Sample
+from outrider.benchmarking.answer import Sample
 from outrider.benchmarking.sessions import SHAPES, Conversation, find_shape, made_up_log
 from outrider.errors import ConfigError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,8 @@ from outrider.benchmarking.soak import (
     process_memory,
     run_soak,
     soak_workload,
-    summarize_soak,
 )
+from outrider.benchmarking.soak_summary import summarize_soak
 from outrider.benchmarking.steadiness import Limits
 from outrider.errors import ConfigError, EngineFault
 from tests.serving import serve
@@ -114,48 +114,6 @@ def test_empty_and_lost_answers_are_counted() -> None:
     assert found["rates"][4] is None
 
 
-def test_memory_that_grows_is_a_fault_after_the_warm_up() -> None:
-    used = iter(range(1000, 10_000, 20))
-    found = summarize_soak(soaked({}, replace(ONE_TURN, num_sessions=14), memory=lambda: float(next(used))))
-    assert {"memory_growth", "memory_step"} <= set(found["faults"])
-
-
-def planted_turns(speed: Callable[[int], float], **changes: Any) -> list[SoakTurn]:
-    """Turns as a run would have them, at given decode speeds by turn."""
-    return [
-        SoakTurn(
-            session=1 + at // 5, turn=1 + at % 5, kind=f"kind {at % 5}", started_s=float(at), ttft_s=0.1,
-            e2e_s=0.1 + 99 / speed(at), num_prompt_tokens=100, num_output_tokens=100, num_chunks=25,
-            finish_reason="stop", error=None, is_empty=False, num_drafts=25, num_draft_tokens=175,
-            num_accepted_tokens=75, num_generation_tokens=100, server_s=None, memory_bytes=1e9,
-            tokens_per_s=speed(at), **changes,
-        )
-        for at in range(50)
-    ]  # fmt: skip
-
-
-def test_kinds_of_turns_are_no_phases_and_drift_fails_by_retention() -> None:
-    assert summarize_soak(planted_turns(lambda at: 100.0 * (1 + at % 5)))["faults"] == []
-    drifting = summarize_soak(planted_turns(lambda at: 100.0 * (1 + at % 5) * (1 - 0.004 * at)))
-    assert drifting["faults"] == ["speed_retention"]
-    assert drifting["speed_retention"] == pytest.approx((1 - 0.004 * 45) / (1 - 0.004 * 9), abs=0.01)
-
-
-def test_what_cannot_be_judged_is_said() -> None:
-    blind = [
-        replace(turn, memory_bytes=None, num_drafts=None, num_draft_tokens=None, num_generation_tokens=150)
-        for turn in planted_turns(lambda at: 100.0)
-    ]
-    text = " ".join(summarize_soak(blind)["warnings"])
-    assert "memory was not judged" in text
-    assert "nothing of its drafts" in text
-    assert "other requests ran during 50 of 50 turns" in text
-    idle = [replace(turn, num_draft_tokens=0) for turn in planted_turns(lambda at: 100.0)]
-    assert "nothing was drafted" in " ".join(summarize_soak(idle)["warnings"])
-    slower = [replace(turn, ttft_s=0.1 * (1 + 0.02 * at)) for at, turn in enumerate(planted_turns(lambda at: 100.0))]
-    assert "time to first token grew" in " ".join(summarize_soak(slower)["warnings"])
-
-
 def test_memory_of_a_process_of_this_machine() -> None:
     assert process_memory(os.getpid())() > 1e7
     with pytest.raises(ConfigError, match="--server-pid"):
@@ -184,14 +142,6 @@ def test_a_server_that_dies_leaves_what_was_seen_until_then(monkeypatch: pytest.
     found = summarize_soak(turns)
     assert "counters" in found["faults"]
     assert any("counters were lost in 3 of 3" in each for each in found["warnings"])
-
-
-def test_one_slow_turn_is_a_warning_and_two_are_a_fault() -> None:
-    def found(slow: tuple[int, ...]) -> dict[str, Any]:
-        return summarize_soak(planted_turns(lambda number: 50 if number in slow else 200))
-
-    assert ("phases" in found((12,))["faults"], "phases" in found((12, 13))["faults"]) == (False, True)
-    assert "single turns were slow: 13" in found((12,))["warnings"]
 
 
 def test_limits_that_nothing_breaks_are_refused() -> None:

@@ -11,11 +11,20 @@ from typing import Any
 import pytest
 
 from outrider.backends.planted import Pace, Planted
-from outrider.benchmarking.client import ChatRequest, Sample, ServerClient
+from outrider.benchmarking.answer import Sample
+from outrider.benchmarking.client import ChatRequest, ServerClient
 from outrider.benchmarking.counters import Counters
 from outrider.benchmarking.request_sets import Item, RequestSet
 from outrider.benchmarking.runner import Load, Run
-from outrider.benchmarking.sweep import Plan, _ratio_interval, item_speeds, run_sweep, summarize_sweep, sweep_record
+from outrider.benchmarking.sweep import (
+    Condition,
+    Plan,
+    _ratio_interval,
+    item_speeds,
+    run_sweep,
+    summarize_sweep,
+    sweep_record,
+)
 from outrider.errors import ConfigError, EngineFault
 from tests.benchmarking.test_integrity import run as made_run
 from tests.benchmarking.test_runner import Toy, toy_sample
@@ -186,3 +195,10 @@ def test_faults_of_runs_are_in_the_row() -> None:
 def test_a_plan_that_compares_nothing_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Plan(**wrong)
+
+
+def test_one_length_alone_is_the_best_of_itself() -> None:
+    """As a sweep of servers leaves it whose others never answered."""
+    condition = Condition(workload="w", concurrency=1, context_tokens=None, temperature=0.0)
+    (row,) = summarize_sweep({(condition, 0): [made_run([toy_sample()], counted=None)]})
+    assert (row["is_best"], row["ratio_to_best"], row["drafter_loses"]) == (True, 1.0, False)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from outrider.benchmarking.client import Sample
+from outrider.benchmarking.answer import Sample
 from outrider.benchmarking.integrity import examine
 from outrider.benchmarking.run_summary import summarize
-from tests.benchmarking.test_client import answer, piece, usage
+from tests.benchmarking.test_answer import answer, piece, usage
 from tests.benchmarking.test_integrity import run
 
 
@@ -36,7 +36,8 @@ def test_t062_without_usage_it_says_so() -> None:
     assert (found.tokens_per_s, found.tpot_s) == (None, None)
     judged = run([found], counted=None)
     assert "no_usage" in {each.name for each in examine(judged)}
-    assert summarize(judged)["output_tokens_per_s"] is None
+    summary = summarize(judged)
+    assert (summary["num_output_tokens"], summary["output_tokens_per_s"]) == (None, None)
 
 
 def test_t062_one_event_has_no_speed() -> None:

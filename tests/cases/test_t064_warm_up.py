@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from outrider.benchmarking.client import ChatRequest, Sample
+from outrider.benchmarking.answer import Sample
+from outrider.benchmarking.client import ChatRequest
 from outrider.benchmarking.integrity import examine
 from outrider.benchmarking.run_summary import summarize
 from outrider.benchmarking.runner import Load, run_load

@@ -56,6 +56,13 @@ def test_t066_a_prompt_of_exactly_the_asked_size(client: ServerClient) -> None:
 def test_t066_what_cannot_fit_is_refused_by_us_and_a_failure_from_the_server(client: ServerClient) -> None:
     with pytest.raises(ConfigError, match="do not fit into a context of 32"):
         sized_items([Item(prompt="x")], num_tokens=32, max_tokens=1, count=lambda _: 1, context_length=32)
+    with pytest.raises(ConfigError, match="no cut of"):  # tokens of two characters and a begin: no even number
+        sized_items(
+            [Item(prompt="honey")],
+            num_tokens=32,
+            max_tokens=1,
+            count=lambda item: 1 + 2 * (len(item.prompt or "") // 2),
+        )
     found = arm(client, 8).measure(Item(prompt="x" * 500))
     assert found.error is not None
     assert "HTTP 400" in found.error

@@ -49,3 +49,5 @@ def test_what_is_missing_of_a_part_is_missing_of_the_whole() -> None:
     assert joined["complete"] is False
     assert [each["arm"] for each in joined["missing"]] == ["outrider (2)", "vllm (2)"]
     assert "complete" not in join_records.join_records([record, record])
+    stopped = join_records.join_records([record, {**part, "stopped": "SIGTERM"}])
+    assert (stopped["complete"], stopped["stopped"]) == (False, "SIGTERM")

@@ -10,11 +10,11 @@ from itertools import pairwise
 from typing import Any
 
 from outrider.backends.base import Backend
-from outrider.benchmarking.client import ChatRequest, Sample, ServerClient
+from outrider.benchmarking.answer import Sample
+from outrider.benchmarking.client import ChatRequest, ServerClient
 from outrider.benchmarking.compare import AGAIN
-from outrider.benchmarking.counters import CounterReset, Counters
+from outrider.benchmarking.counters import CounterReset, Counters, settled_metrics
 from outrider.benchmarking.request_sets import Item
-from outrider.benchmarking.soak import settled_metrics
 from outrider.core import AcceptanceStats, SamplingParams
 from outrider.errors import ConfigError, EngineFault, OutriderError
 

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any, Protocol
 
+from outrider.benchmarking.answer import Sample
 from outrider.benchmarking.answer_quality import quality_flag
-from outrider.benchmarking.client import Sample
 from outrider.benchmarking.request_sets import Item
 
 AGAIN = "again"
@@ -109,8 +109,12 @@ def run_arms(
     num_warmup_rounds: int = 1,
     seed: int = 0,
     on_turn: Callable[[str], None] | None = None,
+    keep: Callable[[Row], object] = lambda _: None,
 ) -> list[Row]:
-    """Rows of all rounds; those of `num_warmup_rounds` more before them are discarded. `on_turn` hears each begin."""
+    """Rows of all rounds; those of `num_warmup_rounds` more before them are discarded.
+
+    `on_turn` hears each begin, and `keep` gets each row at once, for a run that may be stopped.
+    """
     report = on_turn or (lambda _message: None)
     sizes = {"num_arms": len(arms), "num_prompts": len(items)}
     for turn in plan_turns(**sizes, num_rounds=num_warmup_rounds, seed=seed):
@@ -121,16 +125,28 @@ def run_arms(
         arm = arms[turn.arm_index]
         report(f"round {turn.round_index + 1} ({arm.name})")
         sample = arm.measure(items[turn.prompt_index])
-        rows.append(
-            Row(
-                arm=arm.name,
-                round_index=turn.round_index,
-                prompt_index=turn.prompt_index,
-                sample=sample,
-                flag="failed" if sample.error else quality_flag(sample.text + sample.reasoning, sample.tool_calls),
-            )
+        row = Row(
+            arm=arm.name,
+            round_index=turn.round_index,
+            prompt_index=turn.prompt_index,
+            sample=sample,
+            flag="failed" if sample.error else quality_flag(sample.text + sample.reasoning, sample.tool_calls),
         )
+        rows.append(row)
+        keep(row)
     return rows
+
+
+def whole_rounds(rows: Sequence[Row], *, num_arms: int, num_prompts: int) -> list[Row]:
+    """Rows of the rounds that were finished: a prompt that one arm alone answered once more pairs with nothing."""
+    num_rounds = len(rows) // (num_arms * num_prompts)
+    return [row for row in rows if row.round_index < num_rounds]
+
+
+def missing_rows(rows: Sequence[Row], arms: Sequence[Arm], *, num_each: int) -> list[dict[str, Any]]:
+    """What a stopped run lacks, arm by arm, as a record has it."""
+    lacking = {arm.name: num_each - sum(row.arm == arm.name for row in rows) for arm in arms}
+    return [{"arm": name, "num_rows": num_rows} for name, num_rows in lacking.items() if num_rows]
 
 
 def num_turns(*, num_arms: int, num_prompts: int, num_rounds: int, num_warmup_rounds: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider import metrics
 from outrider.benchmarking.answer_quality import setting_faults
-from outrider.benchmarking.compare import Arm, Row, again_name, decode_pace_s
+from outrider.benchmarking.compare import Arm, Row, again_name, decode_pace_s, whole_rounds
 from outrider.benchmarking.statistics import (
     CONFIDENCE,
     Method,
@@ -59,6 +59,17 @@ def compare_arms(
         for arm in others
         if arm is not again or len(others) == 1
     ]
+
+
+def compare_whole_rounds(
+    rows: Sequence[Row], arms: Sequence[Arm], *, num_prompts: int, is_greedy: bool, judging: Judging | None = None
+) -> list[dict[str, Any]]:
+    """The same of the rounds that a stopped run has finished; none where those are too few to compare."""
+    whole = whole_rounds(rows, num_arms=len(arms), num_prompts=num_prompts)
+    try:
+        return compare_arms(whole, arms, is_greedy=is_greedy, judging=judging)
+    except EngineFault:
+        return []
 
 
 def best_arm(summaries: Sequence[Mapping[str, Any]]) -> str | None:
@@ -197,12 +208,12 @@ def _summary(
 
 
 def _broken(pairing: _Pairing) -> list[str]:
-    """A fault where an arm fails, says nothing or loops on more prompts than the baseline, chance aside (McNemar)."""
-    worse, better = pairing.only_other_bad, pairing.only_baseline_bad
-    num_pairs = len(pairing.baseline)
-    if worse <= better or mcnemar_exact(worse, better, num_pairs=num_pairs).p_value > 1 - CONFIDENCE:
+    """A fault where one side fails, says nothing or loops on more prompts than the other, chance aside (McNemar)."""
+    here, there, num_pairs = pairing.only_other_bad, pairing.only_baseline_bad, len(pairing.baseline)
+    if mcnemar_exact(here, there, num_pairs=num_pairs).p_value > 1 - CONFIDENCE:
         return []
-    return [f"{worse} of {num_pairs} prompts fail, loop or get no answer here and not in the baseline"]
+    where = "here and not in the baseline" if here > there else "in the baseline and not here"
+    return [f"{max(here, there)} of {num_pairs} prompts fail, loop or get no answer {where}"]
 
 
 def _lengths(pairing: _Pairing) -> list[str]:

@@ -5,6 +5,7 @@ Names: vLLM's, which Outrider and (for speculation) llama.cpp export under prefi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import zip_longest
@@ -12,7 +13,7 @@ from math import isfinite
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.benchmarking.client import ServerKind
+from outrider.benchmarking.client import ServerClient, ServerKind
 from outrider.errors import EngineFault
 
 _VLLM = {
@@ -41,6 +42,8 @@ _LLAMA = {
     "num_generation_tokens": ("tokens_predicted_total",),
     "num_requests_running": ("requests_processing", "requests_deferred"),
 }
+_STARTED = "process_start_time_seconds"
+SETTLE_S = 1.0
 _BY_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 _NAMES: dict[ServerKind, tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]] = {
     "outrider": (("outrider:", "vllm:"), _VLLM),  # `outrider serve --metrics-prefix vllm`
@@ -70,16 +73,28 @@ class Counters:
     num_requests_running: int | None = None
     """Now, those that wait included; in a difference, the later reading's."""
     num_requests_finished: int | None = None
+    started_s: float | None = None
+    """When the server's process was started, Unix time; in a difference, the later reading's."""
 
     def __sub__(self, before: Counters) -> Counters:
-        """What was counted since `before`; CounterReset where a counter fell."""
+        """What was counted since `before`; CounterReset where a counter fell or another process counts."""
+        if None not in (self.started_s, before.started_s) and self.started_s != before.started_s:
+            raise CounterReset(
+                "the server was started anew between two readings, or two servers answer by turns. Repeat the run, and "
+                "ask one server."
+            )
         grown = {
             each.name: _difference(each.name, getattr(self, each.name), getattr(before, each.name))
             for each in fields(self)
-            if each.name not in ("accepted_per_position", "num_requests_running")
+            if each.name not in ("accepted_per_position", "num_requests_running", "started_s")
         }
         positions = _position_difference(self.accepted_per_position, before.accepted_per_position)
-        return Counters(**grown, accepted_per_position=positions, num_requests_running=self.num_requests_running)
+        return Counters(
+            **grown,
+            accepted_per_position=positions,
+            num_requests_running=self.num_requests_running,
+            started_s=self.started_s,
+        )
 
     @property
     def acceptance_length(self) -> float | None:
@@ -135,7 +150,19 @@ def read_counters(text: str, kind: ServerKind) -> Counters:
     prefixes, names = _NAMES[kind]
     samples = _samples(text, prefixes)
     found = {name: _total(samples, exported) for name, exported in names.items()}
-    return Counters(**found, accepted_per_position=_by_position(samples))
+    starts = [value for name, _, value in samples if name == _STARTED]
+    return Counters(**found, accepted_per_position=_by_position(samples), started_s=max(starts, default=None))
+
+
+def settled_metrics(client: ServerClient, kind: ServerKind) -> tuple[str, Counters]:
+    """/metrics once nothing runs, for a server may count an answer after its last event; other clients get a second."""
+    end_s = time.monotonic() + SETTLE_S
+    while True:
+        text = client.metrics_text()
+        counters = read_counters(text, kind)
+        if not counters.num_requests_running or time.monotonic() > end_s:
+            return text, counters
+        time.sleep(SETTLE_S / 50)
 
 
 def _samples(text: str, prefixes: Sequence[str]) -> list[tuple[str, Mapping[str, str], float]]:
@@ -147,10 +174,10 @@ def _samples(text: str, prefixes: Sequence[str]) -> list[tuple[str, Mapping[str,
             f"/metrics is not in Prometheus' text format ({error}). Is this the server's address?"
         ) from None
     return [
-        (sample.name.removeprefix(prefix), sample.labels, sample.value)
+        (sample.name if prefix == _STARTED else sample.name.removeprefix(prefix), sample.labels, sample.value)
         for family in families
         for sample in family.samples
-        for prefix in prefixes
+        for prefix in (*prefixes, _STARTED)
         if sample.name.startswith(prefix) and isfinite(sample.value)
     ]
 

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from outrider.benchmarking.answer import Sample
 from outrider.benchmarking.answer_quality import quality_flag
-from outrider.benchmarking.client import Sample
 from outrider.benchmarking.runner import Run
 
+MAX_TOLD_RATIO = 2
+"""Tokens of answers by usage over those that the server counted: beyond, neither is believed."""
 MAX_LOOPING_SHARE = 0.5
 """Of the answers: beyond, a run's speed is that of loops."""
 _NORMAL_DEVIATIONS_PER_MAD = 1.4826  # the median absolute deviation of a normal distribution is σ ÷ 1.4826
@@ -42,8 +44,9 @@ class Finding:
 def examine(run: Run, limits: Limits | None = None) -> tuple[Finding, ...]:
     """All findings of a run, none for a sound one.
 
-    Fatal: no_tokens, no_usage, request_errors, empty_answers, other_tenant, counter_reset, cache_hits, cache_bypass,
-    client_bound, buffered. Warnings: warm_up, no_counters, not_drafted, fewer_counted, looping_answers.
+    Fatal: stopped, no_tokens, no_usage, request_errors, empty_answers, other_tenant, counter_reset, cache_hits,
+    cache_bypass, client_bound, buffered, fewer_counted beyond `MAX_TOLD_RATIO`. Warnings: warm_up, no_counters,
+    not_drafted, fewer_counted, looping_answers.
     """
     limits = limits or Limits()
     return (
@@ -90,6 +93,10 @@ def _answers(samples: Sequence[Sample]) -> Iterator[Finding]:
 
 
 def _counters(run: Run) -> Iterator[Finding]:
+    if run.was_stopped:
+        detail = f"the run ended after {len(run.samples)} of {run.load.num_requests} answers"
+        yield Finding("stopped", True, detail)
+        return
     if run.counter_fault is not None:
         yield Finding("counter_reset", True, run.counter_fault)
         return
@@ -109,7 +116,8 @@ def _counters(run: Run) -> Iterator[Finding]:
     elif is_told and num_more > num_asked + num_failed * run.load.max_tokens:  # a stop token may count on one side only
         yield Finding("other_tenant", True, f"the server wrote {num_more} tokens more than our answers have")
     elif num_more < -num_asked:
-        yield Finding("fewer_counted", False, f"answers have {-num_more} tokens more than the server counted")
+        detail = f"answers have {-num_more} tokens more than the server counted: usage is wrong, or counters another's"
+        yield Finding("fewer_counted", told > MAX_TOLD_RATIO * counted.num_generation_tokens, detail)
     if counted.num_drafts == 0 and told:
         yield Finding("not_drafted", False, "tokens were written and nothing was drafted: speculation was off")
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from outrider.benchmarking.client import ChatRequest, Sample
+from outrider.benchmarking.answer import Sample
+from outrider.benchmarking.client import ChatRequest
 from outrider.benchmarking.request_sets import read_lines
 from outrider.benchmarking.sandbox import run_code
 from outrider.benchmarking.workloads import Workload

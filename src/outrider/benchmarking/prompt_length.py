@@ -13,13 +13,14 @@ from dataclasses import replace
 from math import floor
 from typing import TYPE_CHECKING
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, EngineFault
 
 if TYPE_CHECKING:
     from outrider.benchmarking.request_sets import Item
 
 REACH = 16  # characters around the first cut that is long enough; a tokenizer may merge across any one of them
 JOINT = "\n\n"
+MAX_CHARACTERS_PER_TOKEN = 100  # of prose: a count that lies would never be reached
 _FIRST_ENTRIES = 4  # few, since a short context must have room for them
 _MAX_TRIES = 5
 _PLACES = ("Northmere", "Alderby", "the upper lock", "Saltwick", "the mill", "Hexbridge", "the coal wharf", "Eastholm")
@@ -90,7 +91,7 @@ def sized_items(
     """Each item cut, or continued with the ones after it, to exactly `num_tokens` by `count`, template included.
 
     Of a chat it is what the user says first that grows or shrinks. ConfigError where prompt and answer cannot fit into
-    the context, or where no cut has this length.
+    the context, or where no cut has this length; EngineFault for a count that does not grow with the text.
     """
     if context_length is not None and num_tokens + max_tokens > context_length:
         raise ConfigError(
@@ -118,7 +119,9 @@ def _sized(item: Item, source: str, num_tokens: int, count: Callable[[Item], int
         raise ConfigError(
             f"a prompt of one character has {length(1)} tokens, template included. Ask for more than {num_tokens}."
         )
-    while length(len(source)) < num_tokens:
+    while (num_found := length(len(source))) < num_tokens:
+        if len(source) > MAX_CHARACTERS_PER_TOKEN * num_tokens:
+            raise EngineFault(f"{num_found} tokens are counted in {len(source)} characters. No tokenizer does that.")
         source += JOINT + source
         known.clear()
     found = bisect_left(range(len(source) + 1), num_tokens, lo=1, key=length)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.benchmarking.client import Sample, ServerClient
+from outrider.benchmarking.answer import Sample
+from outrider.benchmarking.client import ServerClient
+from outrider.benchmarking.counters import settled_metrics
 from outrider.benchmarking.problems import Problem
-from outrider.benchmarking.soak import settled_metrics
 from outrider.benchmarking.statistics import CONFIDENCE, mcnemar_exact
 from outrider.errors import ConfigError
 
@@ -51,11 +52,13 @@ def run_quality(
     plain_client: ServerClient | None = None,
     max_tokens: int = 1024,
     progress: Callable[[str], None] = lambda _: None,
+    keep: Callable[[tuple[Answer, Answer]], object] = lambda _: None,
 ) -> list[tuple[Answer, Answer]]:
     """Ask every problem plainly and speculatively; the arm that goes first takes turns. Pairs of (plain, speculative).
 
-    Plain is the request field `speculative.enabled`, or a server of its own. ConfigError where drafts were made
-    although they were switched off, which is seen at the first problem.
+    `keep` gets each pair at once, for a run that may be stopped. Plain is the request field `speculative.enabled`, or a
+    server of its own. ConfigError where drafts were made although they were switched off, which is seen at the first
+    problem.
     """
     arms = {PLAIN: plain_client or client, SPECULATIVE: client}
     pairs = []
@@ -69,7 +72,9 @@ def run_quality(
                 f"{found[PLAIN].num_draft_tokens} tokens were drafted although drafting was switched off: the server "
                 "ignores `speculative.enabled`, or others use it. Name one without a drafter with --plain-url."
             )
-        pairs.append((found[PLAIN], found[SPECULATIVE]))
+        pair = found[PLAIN], found[SPECULATIVE]
+        pairs.append(pair)
+        keep(pair)
     return pairs
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from outrider.benchmarking.client import Sample
+from outrider.benchmarking.answer import Sample
 from outrider.benchmarking.integrity import Finding, cached_share, examine
 from outrider.benchmarking.record import make_record
 from outrider.benchmarking.request_sets import RequestSet
@@ -60,7 +60,9 @@ def summarize(run: Run, findings: Sequence[Finding] | None = None) -> dict[str, 
     return {**figures, **_vllm_keys(run, sound, figures)}
 
 
-def run_record(run: Run, request_set: RequestSet, *, name: str, summary: dict[str, Any], url: str, model: str) -> Any:
+def run_record(
+    run: Run, request_set: RequestSet, *, name: str, summary: dict[str, Any], url: str, model: str
+) -> dict[str, Any]:
     """A record (design §5): a row for each measured request, without its text."""
     settings = {field.name: getattr(run.load, field.name) for field in fields(run.load)}
     settings |= {"seed": run.seed, "num_warmups": run.load.warmups, "url": url}

@@ -20,7 +20,8 @@ from itertools import accumulate
 from math import inf
 from typing import Any, Protocol
 
-from outrider.benchmarking.client import ChatRequest, Sample, ServerKind
+from outrider.benchmarking.answer import Sample
+from outrider.benchmarking.client import ChatRequest, ServerKind
 from outrider.benchmarking.counters import CounterReset, Counters, read_counters
 from outrider.benchmarking.request_sets import Item, RequestSet
 from outrider.errors import ConfigError
@@ -110,6 +111,8 @@ class Run:
     """How late this process was when it wanted to run: the 99th percentile over the run."""
     arrival_lag_s: float | None
     """How late requests of an open loop were sent, the 99th percentile."""
+    was_stopped: bool = False
+    """Whether it ended before all requests were answered; then nothing is known of the server's counters."""
 
     @property
     def duration_s(self) -> float:
@@ -124,9 +127,12 @@ def run_load(
     load: Load,
     *,
     progress: Callable[[], None] = lambda: None,
+    keep: Callable[[Run], object] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Run:
     """Warm up, wait until the server is idle, measure. `progress` is called after each request, warm-ups included.
+
+    Where it is stopped, `keep` gets what was answered until then; requests in flight are not waited for.
 
     EngineFault where the server cannot be reached; what fails later is in the samples.
     """
@@ -135,26 +141,48 @@ def run_load(
     measured = _requests(request_set.items, load, load.num_requests, f"measured {seed}")
     kind = asker.server_kind()
     if warmups:
-        _ask_closed(asker, warmups, load.concurrency, progress)
+        _ask_closed(asker, warmups, load.concurrency, {}, progress)
     before, is_idle_before = _idle_counters(asker, kind)
+    samples: dict[int, Sample] = {}
+    arrival_lags: list[float] = []
     with _client_lags(clock) as lags:
-        arrival_lags: list[float] = []
-        if load.request_rate is None:
-            samples = _ask_closed(asker, measured, load.concurrency, progress)
-        else:
-            samples, arrival_lags = _ask_open(asker, measured, load.request_rate, seed, progress, clock)
+        try:
+            if load.request_rate is None:
+                _ask_closed(asker, measured, load.concurrency, samples, progress)
+            else:
+                arrival_lags = _ask_open(asker, measured, load.request_rate, seed, samples, progress, clock)
+        except BaseException:
+            answered = tuple(sample for _, sample in sorted(samples.copy().items()))
+            if answered:
+                keep(_stopped_run(load, seed, kind, answered, lags))
+            raise
     after, is_idle_after = _idle_counters(asker, kind)
     counted, fault = _difference(after, before)
     return Run(
         load=load,
         seed=seed,
         server=kind,
-        samples=tuple(samples),
+        samples=tuple(samples[place] for place in range(len(measured))),
         counted=counted,
         counter_fault=fault,
         was_busy=not (is_idle_before and is_idle_after),
         client_lag_s=percentile(lags, 0.99) or 0.0,
         arrival_lag_s=percentile(arrival_lags, 0.99),
+    )
+
+
+def _stopped_run(load: Load, seed: int, kind: ServerKind, samples: tuple[Sample, ...], lags: Sequence[float]) -> Run:
+    return Run(
+        load=load,
+        seed=seed,
+        server=kind,
+        samples=samples,
+        counted=None,
+        counter_fault=None,
+        was_busy=False,
+        client_lag_s=percentile(lags, 0.99) or 0.0,
+        arrival_lag_s=None,
+        was_stopped=True,
     )
 
 
@@ -181,15 +209,21 @@ def _salt(name: str) -> str:
 
 
 def _ask_closed(
-    asker: Asker, requests: Sequence[ChatRequest], concurrency: int, progress: Callable[[], None]
-) -> list[Sample]:
-    def ask(request: ChatRequest) -> Sample:
-        sample = asker.complete(request)
-        progress()
-        return sample
+    asker: Asker,
+    requests: Sequence[ChatRequest],
+    concurrency: int,
+    samples: dict[int, Sample],
+    progress: Callable[[], None],
+) -> None:
+    """Put the answers into `samples` by their place, as they come."""
 
-    with ThreadPoolExecutor(concurrency) as pool:
-        return list(pool.map(ask, requests))
+    def ask(place: int, request: ChatRequest) -> None:
+        samples[place] = asker.complete(request)
+        progress()
+
+    with _threads(concurrency) as pool:
+        for future in [pool.submit(ask, place, request) for place, request in enumerate(requests)]:
+            future.result()
 
 
 def _ask_open(
@@ -197,26 +231,40 @@ def _ask_open(
     requests: Sequence[ChatRequest],
     request_rate: float,
     seed: int,
+    samples: dict[int, Sample],
     progress: Callable[[], None],
     clock: Callable[[], float],
-) -> tuple[list[Sample], list[float]]:
-    """Samples, and how late each was sent."""
+) -> list[float]:
+    """Put the answers into `samples` by their place, as they come; returns how late each request was sent."""
     start_s = clock()
     arrivals_s = [start_s + offset for offset in poisson_arrivals(len(requests), request_rate, seed)]
     lags_s: list[float] = []
 
-    def ask(request: ChatRequest, due_s: float) -> Sample:
+    def ask(place: int, request: ChatRequest, due_s: float) -> None:
         lags_s.append(clock() - due_s)
-        sample = asker.complete(request)
+        samples[place] = asker.complete(request)
         progress()
-        return sample
 
-    with ThreadPoolExecutor(min(len(requests), MAX_IN_FLIGHT)) as pool:
+    with _threads(min(len(requests), MAX_IN_FLIGHT)) as pool:
         futures = []
-        for request, due_s in zip(requests, arrivals_s, strict=True):
+        for place, (request, due_s) in enumerate(zip(requests, arrivals_s, strict=True)):
             time.sleep(max(0.0, due_s - clock()))
-            futures.append(pool.submit(ask, request, due_s))
-        return [future.result() for future in futures], lags_s
+            futures.append(pool.submit(ask, place, request, due_s))
+        for future in futures:
+            future.result()
+    return lags_s
+
+
+@contextmanager
+def _threads(num_threads: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool whose work is waited for, unless the run is stopped: an answer in flight may take minutes."""
+    pool = ThreadPoolExecutor(num_threads)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 def poisson_arrivals(num_requests: int, request_rate: float, seed: int) -> list[float]:

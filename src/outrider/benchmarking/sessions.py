@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.benchmarking.client import ChatRequest, Sample
+from outrider.benchmarking.answer import Sample
+from outrider.benchmarking.client import ChatRequest
 from outrider.errors import ConfigError
 
 TOOL = "read_file"

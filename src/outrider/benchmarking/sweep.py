@@ -81,11 +81,12 @@ def run_sweep(
     load: Load,
     *,
     progress: Callable[[str], object] = str,
+    keep: Callable[[Cell, Run], object] = lambda _cell, _run: None,
 ) -> dict[Cell, list[Run]]:
     """Runs of every condition and draft length, one a round. `load` says the rest: requests a run, tokens, warm-ups.
 
     One asker is a server that takes a draft length by request; several are servers by the draft length that each was
-    started with, which requests do not name. `progress` hears what is about to run.
+    started with, which requests do not name. `progress` hears what is about to run, and `keep` gets each run at once.
 
     EngineFault where a server drafts more than was asked for.
     """
@@ -107,7 +108,14 @@ def run_sweep(
             )
             _check_switch(run, length, is_asked=not by_length)
             runs[condition, length].append(run)
+            keep((condition, length), run)
     return runs
+
+
+def whole_rounds(runs: Mapping[Cell, list[Run]], num_cells: int) -> dict[Cell, list[Run]]:
+    """Runs of the rounds that every cell has had: what a sweep that was stopped may be compared by."""
+    num_rounds = min(map(len, runs.values())) if len(runs) == num_cells else 0
+    return {cell: each[:num_rounds] for cell, each in runs.items()} if num_rounds else {}
 
 
 def _load(load: Load, condition: Condition, draft_length: int | None) -> Load:
@@ -162,7 +170,8 @@ def summarize_sweep(runs: dict[Cell, list[Run]]) -> list[dict[str, Any]]:
         faults = {length: _faults(runs[condition, length], length) for length in speeds}
         best = _best(speeds, faults)
         compared = {length: _ratio_interval(speeds[length], speeds[best], len(speeds)) for length in speeds}
-        is_apart = all(each and each[1] < 1 for length, (_, each) in compared.items() if length != best)
+        others = [each for length, (_, each) in compared.items() if length != best]
+        is_apart = bool(others) and all(each and each[1] < 1 for each in others)
         for length in speeds:
             each = runs[condition, length]
             is_best = length == best
@@ -219,7 +228,7 @@ def _ratio_interval(
 
     95 % hold for all pairs of lengths together (Bonferroni): which pairs are looked at, the data chose.
     """
-    confidence = 1 - (1 - CONFIDENCE) / comb(num_lengths, 2)
+    confidence = 1 - (1 - CONFIDENCE) / comb(max(2, num_lengths), 2)
     differences = np.array([speeds[place] - best[place] for place in speeds if place in best])
     if len(differences) < 2:
         return (bounded_exp(differences[0]) if len(differences) else None), None

@@ -15,14 +15,24 @@ from outrider.backends.dummy_configs import DUMMY_NAMES, dummy_target_config
 from outrider.benchmarking.decode import DecodeTable, cell_key, number_list, plan_cells, run_ours
 from outrider.benchmarking.peer import check_peer, run_peer
 from outrider.benchmarking.record import RecordFile
-from outrider.cli import bench_compare, bench_quality, bench_report, bench_run, bench_soak, bench_verify, options
+from outrider.cli import (
+    bench_compare,
+    bench_options,
+    bench_quality,
+    bench_report,
+    bench_run,
+    bench_soak,
+    bench_sweep,
+    bench_verify,
+    options,
+)
 from outrider.cli.bench_tables import kernel_table, show_decode
 from outrider.cli.output import emit_json, new_file, progress_bar, progress_line, show, stoppable
 from outrider.errors import ConfigError, EngineFault
 
 app = typer.Typer(no_args_is_help=True, help="Measure servers and arms; time decoding and kernels on made-up weights.")
 app.command()(bench_run.run)
-app.command()(bench_run.sweep)
+app.command()(bench_sweep.sweep)
 app.command()(bench_compare.compare)
 app.command()(bench_soak.soak)
 app.command()(bench_verify.verify)
@@ -62,7 +72,7 @@ def decode(
     drafter_quantization: options.DrafterQuantization = None,
     kernels: options.Kernels = "auto",
     device: options.Device = "auto",
-    record: bench_run.Record = None,
+    record: bench_options.Record = None,
     as_json: options.Json = False,
 ) -> None:
     """Time greedy decoding: tokens a second, milliseconds a cycle and a part, beside what reading the bytes takes."""
@@ -88,7 +98,7 @@ def decode(
         "--acceptance-length": acceptance_length,
     }
     table, file = DecodeTable(cells, has_peer=peer is not None), RecordFile(record)
-    with stoppable(file):
+    with stoppable(file, lambda: (table.record(), table.missing()) if table.ours else None):
         if peer is None:
             _time_here(settings, table, file)
         else:

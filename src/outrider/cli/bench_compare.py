@@ -12,8 +12,8 @@ import typer
 from rich.table import Table
 
 from outrider.cli import options
-from outrider.cli.bench_run import WorkloadText
-from outrider.cli.output import emit_json, progress_bar, progress_line, show, writable
+from outrider.cli.bench_options import WorkloadText
+from outrider.cli.output import Found, emit_json, new_file, progress_bar, progress_line, show, stoppable
 from outrider.errors import ConfigError, LocateError
 
 if TYPE_CHECKING:
@@ -86,13 +86,12 @@ def compare(
         raise ConfigError(
             f"--method bca resamples prompts, and {len(chosen.items)} are too few: use t, or more prompts."
         )
-    if record is not None and writable("--record", record).exists():
-        raise ConfigError(f"--record {record} exists, and records are never overwritten. Name a new file.")
+    new_file("--record", record)
     try:
         from outrider.benchmarking import arms as kinds
         from outrider.benchmarking import compare as measurement
-        from outrider.benchmarking.comparison import Judging, best_arm, compare_arms
-        from outrider.benchmarking.record import make_record, write_record
+        from outrider.benchmarking.comparison import Judging, best_arm, compare_arms, compare_whole_rounds
+        from outrider.benchmarking.record import RecordFile, make_record
     except ImportError as error:
         raise LocateError(f"{error.name} is not installed. Install outrider[bench].") from error
 
@@ -110,21 +109,32 @@ def compare(
     sizes = {"num_rounds": rounds, "num_warmup_rounds": warm_up_rounds}
     judging = Judging(claim=claim / 100, confidence=confidence, method="bca" if method == "bca" else "t")
     with ExitStack() as stack:
-        made = [_make_arm(spec, asking, backends, servers, stack, target=target or "embedded") for spec in specs]
-        described = [each.describe() for each in made]  # a server that does not answer is found before time is spent
+        arms = [_make_arm(spec, asking, backends, servers, stack, target=target or "embedded") for spec in specs]
+        described = [each.describe() for each in arms]  # a server that does not answer is found before time is spent
         if prompt_tokens is not None:
-            chosen = _sized(chosen, made[0], prompt_tokens, max_tokens, context_length if backends else None)
-        num_turns = measurement.num_turns(num_arms=len(made), num_prompts=len(chosen.items), **sizes)
-        with progress_bar(num_turns) as report:
-            rows = measurement.run_arms(made, chosen.items, **sizes, seed=seed, on_turn=report)
-        found = compare_arms(rows, made, is_greedy=temperature == 0, judging=judging)
-    summaries = [{**each, "num_warmup_rounds": warm_up_rounds} for each in found]
-    summary = summaries[0] if len(summaries) == 1 else summaries
-    if record is not None:
-        raw = [row.as_dict() for row in rows]
-        write_record(
-            make_record("compare", workload=chosen.workload, arms=described, rows=raw, summary=summary), record
-        )
+            chosen = _sized(chosen, arms[0], prompt_tokens, max_tokens, context_length if backends else None)
+        num_turns = measurement.num_turns(num_arms=len(arms), num_prompts=len(chosen.items), **sizes)
+        file, rows = RecordFile(record), list[measurement.Row]()
+
+        how: dict[str, Any] = {"is_greedy": temperature == 0, "judging": judging}
+
+        def made(found: list[dict[str, Any]]) -> dict[str, Any]:
+            summaries = [{**each, "num_warmup_rounds": warm_up_rounds} for each in found]
+            raw, summary = [row.as_dict() for row in rows], summaries[0] if len(summaries) == 1 else summaries
+            return make_record("compare", workload=chosen.workload, arms=described, rows=raw, summary=summary)
+
+        def so_far() -> Found | None:
+            num_prompts = len(chosen.items)
+            found = compare_whole_rounds(rows, arms, num_prompts=num_prompts, **how)
+            missing = measurement.missing_rows(rows, arms, num_each=rounds * num_prompts)
+            return (made(found), missing) if rows else None
+
+        with progress_bar(num_turns) as report, stoppable(file, so_far):
+            measurement.run_arms(arms, chosen.items, **sizes, seed=seed, on_turn=report, keep=rows.append)
+            written = made(compare_arms(rows, arms, **how))
+    file.write(written)
+    summary = written["summary"]
+    summaries = summary if isinstance(summary, list) else [summary]
     best = best_arm(summaries)
     emit_json({"arms": described, "summary": summary, "best_arm": best}) if as_json else _show(summaries, best)
     if any(each["faults"] for each in summaries):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import ExitStack, closing
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from outrider.benchmarking.record import make_record, write_record
+from outrider.benchmarking.record import RecordFile, make_record
 from outrider.cli import options
-from outrider.cli.bench_run import KEY_VARIABLE, ApiKey, Model, Record, Timeout, Url
-from outrider.cli.output import emit_json, new_file, progress_bar, progress_line, show
+from outrider.cli.bench_options import ApiKey, Model, Record, Timeout, Url, server_key
+from outrider.cli.output import Found, emit_json, new_file, progress_bar, progress_line, show, stoppable
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,38 +57,43 @@ def quality(
     """
     from outrider.benchmarking.client import ServerClient
     from outrider.benchmarking.problems import problems_workload
-    from outrider.benchmarking.quality import PLAIN, SPECULATIVE, run_quality, summarize_quality
+    from outrider.benchmarking.quality import PLAIN, SPECULATIVE, Answer, run_quality, summarize_quality
 
     if human_eval and not allow_code_execution:
         raise ConfigError("--human-eval runs programs that a model wrote. Add --allow-code-execution if you want that.")
     name, problems = _problems(gsm8k, calls, is_human_eval=human_eval, limit=limit, max_tokens=max_tokens)
     new_file("--record", record)
-    key = api_key or os.environ.get(KEY_VARIABLE)
-    with ExitStack() as stack:
-        client = stack.enter_context(closing(ServerClient(url, model=model, api_key=key, timeout_s=timeout_s)))
-        plain = None
-        if plain_url is not None:
-            plain = stack.enter_context(closing(ServerClient(plain_url, model=model, api_key=key, timeout_s=timeout_s)))
-        target, kind = client.model, client.server_kind()
-        report = stack.enter_context(progress_bar(2 * len(problems)))
-        pairs = run_quality(client, problems, plain_client=plain, max_tokens=max_tokens, progress=report)
-    summary = summarize_quality(pairs)
-    if record is not None:
-        urls = {PLAIN: plain_url or url, SPECULATIVE: url}
+    urls = {PLAIN: plain_url or url, SPECULATIVE: url}
+    servers: dict[str, Any] = {"model": model, "api_key": api_key or server_key(), "timeout_s": timeout_s}
+    file, pairs = RecordFile(record), list[tuple[Answer, Answer]]()
+
+    def made() -> dict[str, Any]:
+        arm = {"backend": kind, "target": target, "drafter": None}
         settings = {"max_tokens": max_tokens, "temperature": 0.0}
-        arms = [
-            {
-                "name": arm,
-                "backend": kind,
-                "target": target,
-                "drafter": None,
-                "settings": {"url": urls[arm], **settings},
-            }
-            for arm in (PLAIN, SPECULATIVE)
-        ]
-        rows = [asdict(answer) for pair in pairs for answer in pair]
-        workload = problems_workload(name, problems)
-        write_record(make_record("quality", workload=workload, arms=arms, rows=rows, summary=summary), record)
+        return make_record(
+            "quality",
+            workload=problems_workload(name, problems),
+            arms=[{"name": each, **arm, "settings": {"url": urls[each], **settings}} for each in urls],
+            rows=[asdict(answer) for pair in pairs for answer in pair],
+            summary=summarize_quality(pairs),
+        )
+
+    def so_far() -> Found | None:
+        missing = [{"arm": each, "num_rows": len(problems) - len(pairs)} for each in urls]
+        return (made(), missing) if pairs else None
+
+    with (
+        ServerClient(url, **servers) as client,
+        ServerClient(plain_url, **servers) if plain_url is not None else nullcontext() as plain,
+        progress_bar(2 * len(problems)) as report,
+    ):
+        target, kind = client.model, client.server_kind()
+        how: dict[str, Any] = {"plain_client": plain, "max_tokens": max_tokens, "progress": report}
+        with stoppable(file, so_far):
+            run_quality(client, problems, **how, keep=pairs.append)
+    written = made()
+    file.write(written)
+    summary = written["summary"]
     emit_json(summary) if as_json else _show(summary, f"{target}: {name}")
     for fault in summary["faults"]:
         progress_line(f"fault: {FAULTS[fault]}")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-from contextlib import closing
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from outrider.benchmarking.record import make_record, write_record
+from outrider.benchmarking.record import RecordFile, make_record
 from outrider.benchmarking.steadiness import Limits
 from outrider.cli import options
-from outrider.cli.bench_run import KEY_VARIABLE, ApiKey, Model, Record, Timeout, Url
-from outrider.cli.output import emit_json, new_file, progress_bar, progress_line, show
+from outrider.cli.bench_options import ApiKey, Model, Record, Timeout, Url, server_key
+from outrider.cli.output import Found, emit_json, new_file, progress_bar, progress_line, show, stoppable
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,27 +49,35 @@ def soak(
     """Soak a server with agent sessions; exit code 1 if it slowed down, grew, failed, went mute or had slow phases."""
     from outrider.benchmarking.client import ServerClient
     from outrider.benchmarking.sessions import find_shape
-    from outrider.benchmarking.soak import process_memory, run_soak, soak_workload, summarize_soak
+    from outrider.benchmarking.soak import SoakTurn, process_memory, run_soak, soak_workload, with_speeds
+    from outrider.benchmarking.soak_summary import summarize_soak
 
     planned = _planned(find_shape(shape).scaled(scale), sessions, turns)
     limits = Limits(min_speed_retention=min_retention, max_memory_growth=max_growth)
     new_file("--record", record)
     memory = process_memory(server_pid) if server_pid is not None else None
     salt = secrets.token_hex(4)  # two soaks of one server must not find each other's prefixes
-    with closing(
-        ServerClient(url, model=model, api_key=api_key or os.environ.get(KEY_VARIABLE), timeout_s=timeout_s)
-    ) as client:
-        name, kind = client.model, client.server_kind()
-        with progress_bar(planned.num_sessions * len(planned.turns)) as report:
-            rows = run_soak(client, planned, salt=salt, has_tools=not no_tools, memory=memory, progress=report)
-    summary = summarize_soak(rows, limits)
-    if record is not None:
+    num_turns = planned.num_sessions * len(planned.turns)
+    file, kept = RecordFile(record), list[SoakTurn]()
+
+    def made(turns: list[SoakTurn]) -> dict[str, Any]:
         settings = {"url": url, "salt": salt, "scale": scale, "tools": not no_tools}
         arm = {"name": "server", "backend": kind, "target": name, "drafter": None, "settings": settings}
-        raw = [asdict(row) for row in rows]
-        write_record(
-            make_record("soak", workload=soak_workload(planned), arms=[arm], rows=raw, summary=summary), record
-        )
+        rows, summary = [asdict(turn) for turn in turns], summarize_soak(turns, limits)
+        return make_record("soak", workload=soak_workload(planned), arms=[arm], rows=rows, summary=summary)
+
+    def so_far() -> Found | None:
+        missing = [{"arm": "server", "num_rows": num_turns - len(kept)}]
+        return (made(with_speeds(kept)), missing) if kept else None
+
+    with ServerClient(url, model=model, api_key=api_key or server_key(), timeout_s=timeout_s) as client:
+        name, kind = client.model, client.server_kind()
+        how: dict[str, Any] = {"salt": salt, "has_tools": not no_tools, "memory": memory}
+        with progress_bar(num_turns) as report, stoppable(file, so_far):
+            rows = run_soak(client, planned, **how, progress=report, keep=kept.append)
+    written = made(rows)
+    file.write(written)
+    summary = written["summary"]
     emit_json(summary) if as_json else _show(summary, f"{name} at {url}")
     first_error = next((row.error for row in rows if row.error is not None), None)
     if first_error is not None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from outrider.benchmarking.record import make_record, write_record
+from outrider.benchmarking.record import RecordFile, make_record
 from outrider.benchmarking.workloads import Workload
 from outrider.cli import options
-from outrider.cli.bench_run import KEY_VARIABLE, ApiKey, Model, Record, Timeout, Url
-from outrider.cli.output import emit_json, new_file, progress_bar, show
+from outrider.cli.bench_options import ApiKey, Model, Record, Timeout, Url, server_key
+from outrider.cli.output import Found, emit_json, new_file, progress_bar, show, stoppable
 from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.benchmarking.client import ServerClient
+    from outrider.benchmarking.rungs import LadderConfig
+    from outrider.benchmarking.verify import Rung
 
 _STYLES = {"pass": "green", "fail": "bold red", "skip": "dim"}
 
@@ -48,7 +52,8 @@ def verify(
 ) -> None:
     """Check a server from "it answers" to "it finds a needle in a long prompt"; exit code 1 if a rung failed."""
     from outrider.benchmarking.client import ServerClient
-    from outrider.benchmarking.verify import RUNGS, LadderConfig, climb
+    from outrider.benchmarking.rungs import RUNGS, LadderConfig
+    from outrider.benchmarking.verify import Rung, climb
 
     config = LadderConfig(
         essay_tokens=essay_tokens,
@@ -60,25 +65,44 @@ def verify(
         salt=secrets.token_hex(4),
     )
     new_file("--record", record)
-    settings: dict[str, Any] = {"api_key": api_key or os.environ.get(KEY_VARIABLE), "timeout_s": timeout_s}
+    settings: dict[str, Any] = {"api_key": api_key or server_key(), "timeout_s": timeout_s}
+    file, kept = RecordFile(record), list[Rung]()
+
+    def made() -> dict[str, Any]:
+        return _record(kept, config, url=url, client=client)
+
+    def so_far() -> Found | None:
+        return (made(), [{"arm": "server", "rung": name} for name in RUNGS[len(kept) :]]) if kept else None
+
     with (
-        closing(ServerClient(url, model=model, **settings)) as client,
-        closing(ServerClient(plain_url, **settings)) if plain_url else nullcontext() as plain_client,
+        ServerClient(url, model=model, **settings) as client,
+        ServerClient(plain_url, **settings) if plain_url else nullcontext() as plain_client,
         progress_bar(len(RUNGS)) as report,
     ):
-        rows = [asdict(rung) for rung in climb(client, config, plain_client=plain_client, progress=report)]
-        arm = {"name": "server", "backend": "unknown", "target": None, "drafter": None, "settings": {"url": url}}
-        if rows[0]["status"] == "pass":
-            arm |= {"backend": client.server_kind(), "target": client.model}
-    flips = [row.pop("flips") for row in rows][RUNGS.index("greedy")]
-    failed = [row["name"] for row in rows if row["status"] == "fail"]
-    summary = {"verdict": "fail" if failed else "pass", "failed": failed, "greedy": flips, "settings": asdict(config)}
-    if record is not None:
-        workload = Workload("verify", RUNGS)
-        write_record(make_record("verify", workload=workload, arms=[arm], rows=rows, summary=summary), record)
+        with stoppable(file, so_far):
+            climb(client, config, plain_client=plain_client, progress=report, keep=kept.append)
+        written = made()
+    file.write(written)
+    rows, summary = written["rows"], written["summary"]
+    failed = summary["failed"]
     emit_json({**summary, "rungs": rows}) if as_json else _show(rows, url)
     if failed:
         raise typer.Exit(1)
+
+
+def _record(rungs: list[Rung], config: LadderConfig, *, url: str, client: ServerClient) -> dict[str, Any]:
+    """Of the rungs that were tried; the first says whether the server can be asked what it is."""
+    from outrider.benchmarking.rungs import RUNGS
+
+    rows = [asdict(rung) for rung in rungs]
+    arm = {"name": "server", "backend": "unknown", "target": None, "drafter": None, "settings": {"url": url}}
+    if rows[0]["status"] == "pass":
+        arm |= {"backend": client.server_kind(), "target": client.model}
+    flips = [found for row in rows if (found := row.pop("flips"))]
+    failed = [row["name"] for row in rows if row["status"] == "fail"]
+    said = {"verdict": "fail" if failed else "pass", "failed": failed, "greedy": flips[0] if flips else None}
+    summary = {**said, "settings": asdict(config)}
+    return make_record("verify", workload=Workload("verify", RUNGS), arms=[arm], rows=rows, summary=summary)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

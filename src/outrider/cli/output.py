@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from outrider.benchmarking.record import RecordFile
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, OutriderError
 
 console = Console(stderr=True)
+Found = tuple[dict[str, Any], Sequence[dict[str, Any]]]
+"""A record, and what is missing of it."""
 
 
 def emit_json(value: Any) -> None:
@@ -53,20 +55,48 @@ def progress_bar(num_steps: int) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def stoppable(file: RecordFile) -> Iterator[None]:
-    """What SIGTERM stops as Ctrl-C does, with exit code 1; either way it is said what the record has kept."""
+def stoppable(file: RecordFile, found: Callable[[], Found | None]) -> Iterator[None]:
+    """What leaves a record of what it has found, however it ends: by Ctrl-C, SIGTERM, a hang-up or a fault.
 
-    def stop(_signal: int, _frame: object) -> None:
-        raise SystemExit(1)
+    `found` gives that record, with what is missing of it; None where nothing is finished. The signals end the command
+    with exit code 1, unless they are ignored, as under nohup.
+    """
 
-    before = signal.signal(signal.SIGTERM, stop)
+    def stop(number: int, _frame: object) -> None:
+        raise _SignalExit(signal.Signals(number).name)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, stop)
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
-        progress_line(f"stopped: {file.kept}")
+    except BaseException as error:
+        kept = found()
+        if kept is not None:
+            file.write(kept[0], missing=kept[1], stopped=_cause(error))
+        if kept is not None or isinstance(error, (KeyboardInterrupt, SystemExit)):
+            progress_line(f"stopped: {file.kept}")
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _SignalExit(SystemExit):
+    """The end that a signal asked for."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(1)
+        self.name = name
+
+
+def _cause(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "Ctrl-C"
+    if isinstance(error, _SignalExit):
+        return error.name
+    return str(error) if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}"
 
 
 def new_file(option: str, path: Path | None) -> None:

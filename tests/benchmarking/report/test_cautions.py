@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from outrider.benchmarking.record import RecordFile
 from outrider.benchmarking.report.cautions import findings, warnings
 from outrider.benchmarking.report.records import Record
 from tests.benchmarking.report import made
@@ -60,6 +62,18 @@ def test_a_check_that_failed_is_a_warning() -> None:
 def test_an_incomplete_record_says_so() -> None:
     fields = {**made.compare(), "complete": False, "missing": [{"arm": "plain", "fault": None}]}
     assert of(fields)[1] == ["The run was stopped or parts of it failed: 1 are missing."]
+
+
+def test_a_comparison_that_was_stopped_says_why_and_claims_nothing(tmp_path: Path) -> None:
+    RecordFile(tmp_path / "a.json").write(made.compare(), missing=[{"arm": "plain", "num_rows": 9}], stopped="Ctrl-C")
+    num_rows = len(made.compare()["rows"])
+    assert of(json.loads((tmp_path / "a.json").read_text())) == (
+        [],
+        [
+            f"The run was stopped (Ctrl-C): {num_rows} rows were kept, 9 are missing.",
+            "drafter over plain: the run was stopped (Ctrl-C), so nothing is claimed.",
+        ],
+    )
 
 
 def test_warnings_of_the_record_itself() -> None:

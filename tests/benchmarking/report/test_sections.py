@@ -28,6 +28,19 @@ def test_a_comparison_leads_with_its_speedup_and_interval() -> None:
     assert section.anchor == "some-file"
 
 
+def test_a_run_that_was_stopped_leads_with_that() -> None:
+    marks = {"complete": False, "stopped": "SIGTERM", "missing": [{"arm": "a", "num_rows": 3}, {"arm": "b"}]}
+    fields = made.compare() | marks
+    num_rows = len(fields["rows"])
+    assert headlines(of(fields))[:2] == [
+        ("run", "stopped", f"{num_rows} of {num_rows + 4} rows"),
+        headlines(of(made.compare()))[0],
+    ]
+    soak = made.record("soak", {"verdict": "stopped", "mean_acceptance_length": 2.0}) | marks
+    assert [label for label, _, _ in headlines(of(soak))] == ["run", "acceptance length"]
+    assert headlines(of(made.record("sweep", []) | marks))[0][1] == "stopped"
+
+
 def test_a_sweep_leads_with_the_best_of_every_line() -> None:
     figures = headlines(of(made.sweep()))
     assert figures[0][0] == "best tokens/s, concurrency 8"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from outrider.benchmarking.record import num_missing
 from outrider.benchmarking.report import readings
 from outrider.benchmarking.report.records import Record
 from outrider.benchmarking.report.wording import ABSENT, label, percent
@@ -17,7 +18,7 @@ def warnings(record: Record) -> Iterator[str]:
     if record.is_published:
         yield "Published figures, typed in from the source named. Nothing here measured them."
     if record.fields.get("complete") is False:
-        yield f"The run was stopped or parts of it failed: {len(record.fields.get('missing') or ())} are missing."
+        yield _incomplete(record)
     if any(each.get("is_synthetic") for each in settings):
         yield "Acceptance was imposed: this times cycles, and its text is nobody's."
     if (record.fields["environment"].get("git") or {}).get("dirty"):
@@ -29,6 +30,14 @@ def warnings(record: Record) -> Iterator[str]:
     yield from _verdicts(record)
     yield from _faults(record)
     yield from record.fields.get("notes") or ()
+
+
+def _incomplete(record: Record) -> str:
+    """Why rows are missing, and how many."""
+    lacking, num_rows = num_missing(record.fields.get("missing") or ()), len(record.fields["rows"])
+    if record.fields.get("stopped"):
+        return f"The run was stopped ({record.fields['stopped']}): {num_rows} rows were kept, {lacking} are missing."
+    return f"The run was stopped or parts of it failed: {lacking} are missing."
 
 
 def _faults(record: Record) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from outrider.benchmarking.record import STOPPED, num_missing
 from outrider.benchmarking.report import cautions, drawings, readings
 from outrider.benchmarking.report.blocks import REST, Figure, Section, Table
 from outrider.benchmarking.report.records import Record
@@ -108,12 +109,18 @@ def where(environment: dict[str, Any]) -> str:
 
 
 def figures(record: Record) -> Iterator[Figure]:
-    """Headlines with their intervals: of one comparison its own, of a table its best cell or its comparisons."""
+    """Headlines with their intervals: of one comparison its own, of a table its best cell or its comparisons.
+
+    That a run was stopped comes first, since the first one stands at the top of the page.
+    """
+    if record.fields.get("stopped"):
+        num_rows = len(record.fields["rows"])
+        yield Figure("run", STOPPED, f"{num_rows} of {num_rows + num_missing(record.fields.get('missing') or ())} rows")
     if len(record.summaries) == 1:
         summary = record.summaries[0]
         for keys in HEADLINES:
             key = next((key for key in keys if summary.get(key) is not None), None)
-            if key:
+            if key and summary[key] != STOPPED:
                 yield Figure(label(key), shown(key, summary[key]), _interval_note(summary, key))
         for session in readings.sessions(record):
             known = [rate for rate in session.rates if rate is not None]
