@@ -19,9 +19,10 @@ COLUMNS = {
     "plain tokens/s": "plain_tokens_per_s",
     "kernel gain": "kernel_gain",
 }
-
-
-COMPARISONS = {"drafter against plain, greedy": "benchmarks/results/cpu-compare.json"}
+COMPARISONS = {
+    "drafter against plain, greedy, two cores": "benchmarks/results/cpu-compare.json",
+    "the same on one H200, bf16": "benchmarks/results/h200-compare.json",
+}
 
 
 def shown(value: float | bool | None) -> str:
