@@ -40,7 +40,7 @@ def test_generate_and_run_pass_on_what_was_asked(monkeypatch: pytest.MonkeyPatch
     assert json.loads(trained.stdout) == {"a": record}
     assert calls[0][1].name == calls[1][1][0].name == "gemma3-270m-dflash"
     assert calls[1][3] == Path(out)
-    assert calls[1][4]["keeping"] is None
+    assert calls[1][4]["options"].keeping is None
 
 
 def write_recipe(path: Path) -> Path:

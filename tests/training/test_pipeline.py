@@ -17,7 +17,7 @@ from outrider.models.registry import load_drafter
 from outrider.training.checkpoint import CheckpointOptions
 from outrider.training.generate import TextKind
 from outrider.training.losses import BlockLoss
-from outrider.training.pipeline import make_text, open_target, read_text, train_drafters
+from outrider.training.pipeline import RunOptions, make_text, open_target, read_text, train_drafters
 from outrider.training.trainer import Trainer
 from tests.training import tiny
 
@@ -107,8 +107,9 @@ def test_a_run_in_several_calls_is_the_run_in_one(run: Path, monkeypatch: pytest
 
     def call(out: str, keeping: CheckpointOptions | None) -> tuple[dict[str, Any], list[str]]:
         messages: list[str] = []
+        options = RunOptions(keeping=keeping)
         train_drafters(
-            run / "target", [recipe], data, tmp_path / out, device=CPU, progress=messages.append, keeping=keeping
+            run / "target", [recipe], data, tmp_path / out, device=CPU, progress=messages.append, options=options
         )
         return json.loads((tmp_path / out / "tiny" / "training_record.json").read_text()), messages
 
@@ -119,15 +120,15 @@ def test_a_run_in_several_calls_is_the_run_in_one(run: Path, monkeypatch: pytest
     load_drafter(tmp_path / "parts" / "tiny", serving, target_name="tiny", context_length=32)
 
     with monkeypatch.context() as patched:
-        losses, step = [0], Trainer.step
+        losses, accumulate = [0], Trainer.accumulate
 
-        def lose_the_machine(self: Trainer, *given: Any) -> BlockLoss:
+        def lose_the_machine(self: Trainer, *given: Any, **named: Any) -> BlockLoss:
             losses[0] += 1
             if losses[0] == 4:
                 raise KeyboardInterrupt
-            return step(self, *given)
+            return accumulate(self, *given, **named)
 
-        patched.setattr(Trainer, "step", lose_the_machine)
+        patched.setattr(Trainer, "accumulate", lose_the_machine)
         with pytest.raises(KeyboardInterrupt):
             call("parts", CheckpointOptions(file=kept, every_steps=2))
 
@@ -146,14 +147,14 @@ def test_a_loss_that_is_not_finite_leaves_the_last_checkpoint(
     run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     recipe, keeping = tiny.recipe(optimize={"num_steps": 6}), CheckpointOptions(file=tmp_path / "run.pt", every_steps=2)
-    step, calls = Trainer.step, [0]
+    accumulate, calls = Trainer.accumulate, [0]
 
-    def spoilt(self: Trainer, *given: Any) -> BlockLoss:
+    def spoilt(self: Trainer, *given: Any, **named: Any) -> BlockLoss:
         calls[0] += 1
-        result = step(self, *given)
+        result = accumulate(self, *given, **named)
         return replace(result, loss=result.loss / 0.0) if calls[0] == 4 else result
 
-    monkeypatch.setattr(Trainer, "step", spoilt)
+    monkeypatch.setattr(Trainer, "accumulate", spoilt)
     with pytest.raises(ConfigError, match="tiny: the loss of step 3 is not finite"):
         train_drafters(
             run / "target",
@@ -162,7 +163,7 @@ def test_a_loss_that_is_not_finite_leaves_the_last_checkpoint(
             tmp_path / "out",
             device=CPU,
             progress=lambda line: None,
-            keeping=keeping,
+            options=RunOptions(keeping=keeping),
         )
     assert torch.load(keeping.file, weights_only=True)["num_steps_done"] == 2
     assert not (tmp_path / "out").exists()

@@ -152,7 +152,7 @@ def run(
     from outrider.backends.local import resolve_device
     from outrider.training.checkpoint import CheckpointOptions
     from outrider.training.config import load_recipe
-    from outrider.training.pipeline import train_drafters
+    from outrider.training.pipeline import RunOptions, train_drafters
     from outrider.weights.locate import locate_target
 
     keeping = None
@@ -168,7 +168,7 @@ def run(
         writable("--out", out, is_directory=True),
         device=resolve_device(device),
         progress=progress_line,
-        keeping=keeping,
+        options=RunOptions(keeping=keeping),
     )
     kept = ("finished", "num_steps_done", "held_out")
     shown = {name: {key: record[key] for key in kept} for name, record in records.items()}

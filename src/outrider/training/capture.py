@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -53,6 +54,21 @@ class GridKernels(TorchKernels):
             grid, keys, values, is_causal=self.num_positions > 1, scale=options["scale"], enable_gqa=True
         )
         return attended.transpose(1, 2).reshape(queries.shape)
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Outputs of some target layers over texts."""
+
+    values: Tensor  # [S, P, layers * N]
+    layers: tuple[int, ...]
+
+    def of(self, layers: tuple[int, ...]) -> Tensor:
+        """Those of the asked layers, in the order asked, [S, P, layers * N]."""
+        if layers == self.layers:
+            return self.values
+        columns = self.values.chunk(len(self.layers), dim=-1)
+        return torch.cat([columns[self.layers.index(layer)] for layer in layers], dim=-1)
 
 
 class GridRunner:

@@ -1,0 +1,77 @@
+"""Several processes that train one drafter, as torchrun starts them: each takes its share of every step's texts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed
+
+from outrider.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of a run; this one is `rank` of `count`. Each holds everything and draws the same numbers."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """True for the one process that speaks and writes files."""
+        return self.rank == 0
+
+    def shares(self, num_sequences: int, num_micro_batches: int) -> list[slice]:
+        """This process's micro-batches of a step's sequences; ConfigError unless all are of one size."""
+        num_parts = self.count * num_micro_batches
+        if num_micro_batches < 1 or num_sequences % num_parts:
+            raise ConfigError(
+                f"batch_sequences={num_sequences} cannot be cut into {self.count} processes of {num_micro_batches} "
+                "micro-batches. Choose --micro-batches and processes whose product divides it."
+            )
+        size = num_sequences // num_parts
+        first = self.rank * num_micro_batches * size
+        return [slice(first + index * size, first + (index + 1) * size) for index in range(num_micro_batches)]
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace float tensors, the same shapes in every process, by their sums over all processes: one exchange."""
+        if self.count == 1:
+            return
+        flat = torch.cat([each.detach().float().flatten() for each in tensors])
+        distributed.all_reduce(flat)
+        for each, summed in zip(tensors, torch.split(flat, [each.numel() for each in tensors]), strict=True):
+            each.detach().copy_(summed.view(each.shape))
+
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """True in all processes if it is in one."""
+        if self.count == 1:
+            return flag
+        votes = torch.tensor([float(flag)], device=device)
+        distributed.all_reduce(votes)
+        return bool(votes.item() > 0)
+
+
+ALONE = Ranks()
+
+
+@contextmanager
+def launched_ranks(device: torch.device) -> Iterator[tuple[Ranks, torch.device]]:
+    """Join the processes that torchrun started, if it did; yields them and this process's own device.
+
+    A process that fails leaves its group as it is and ends, so that torchrun ends the others.
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield ALONE, device
+        return
+    rank = int(os.environ["RANK"])
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=rank, world_size=count)
+    yield Ranks(rank, count), device
+    distributed.destroy_process_group()
