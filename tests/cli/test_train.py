@@ -99,7 +99,18 @@ def test_answers_to_conversations_are_written_described_and_trained_on(
     assert card["num_conversations"] == 8
     assert json.loads(data.with_name("answers.pt.card.json").read_text()) == card
     assert "answered 8/8 conversations" in written.stderr
-    trained = CliRunner().invoke(app, ["train", "run", *shared, "--out", str(tmp_path)], catch_exceptions=False)
+    before = sorted(tmp_path.rglob("*"))
+    told = CliRunner().invoke(
+        app, ["train", "run", *shared, "--out", str(tmp_path), "--preflight"], catch_exceptions=False
+    )
+    found = json.loads(told.stdout)
+    assert found["seconds"] > 0.0
+    assert found["peak_bytes"] == sum(found["memory_bytes"].values())
+    assert sorted(tmp_path.rglob("*")) == before
+    trained = CliRunner().invoke(
+        app, ["train", "run", *shared, "--out", str(tmp_path), "--micro-batches", "2"], catch_exceptions=False
+    )
+    assert "memory: " in trained.stderr
     assert json.loads(trained.stdout)["tiny"]["finished"]
 
     asked.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]}')

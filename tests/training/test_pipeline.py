@@ -17,7 +17,7 @@ from outrider.models.registry import load_drafter
 from outrider.training.checkpoint import CheckpointOptions
 from outrider.training.generate import TextKind
 from outrider.training.losses import BlockLoss
-from outrider.training.pipeline import RunOptions, make_text, open_target, read_text, train_drafters
+from outrider.training.pipeline import RunOptions, make_text, open_target, read_text, train_drafters, write_text
 from outrider.training.trainer import Trainer
 from tests.training import tiny
 
@@ -69,6 +69,41 @@ def test_text_of_another_target_is_refused(run: Path, tmp_path: Path) -> None:
     (other / "config.json").write_text(json.dumps({**tiny.CONFIG, "final_logit_softcapping": 30.0}))
     with pytest.raises(ConfigError, match="written by another target"):
         train_drafters(other, [tiny.recipe()], run / "data.pt", tmp_path, device=CPU, progress=lambda line: None)
+
+
+def test_text_of_another_tokenizer_is_refused(run: Path, tmp_path: Path) -> None:
+    """Weights are the same; the ids mean something else."""
+    other = tiny.write_target(tmp_path / "target")
+    spelled = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(spelled.replace('"a":', '"%":').replace('"%": 9', '"a": 9'))
+    assert (other / "tokenizer.json").read_text() != spelled
+    with pytest.raises(ConfigError, match=r"made with another tokenizer .* Put back the target's own tokenizer.json"):
+        train_drafters(other, [tiny.recipe()], run / "data.pt", tmp_path, device=CPU, progress=lambda line: None)
+
+
+def test_text_without_any_answer_is_refused(run: Path, tmp_path: Path) -> None:
+    facts, batches = read_text(run / "data.pt", device=CPU)
+    for batch in batches:
+        batch.first_label = batch.num_valid.clone()
+    write_text(tmp_path / "empty.pt", facts, batches)
+    with pytest.raises(ConfigError, match=r"empty.pt: no sequence has an answer to train on"):
+        train_drafters(
+            run / "target", [tiny.recipe()], tmp_path / "empty.pt", tmp_path, device=CPU, progress=lambda line: None
+        )
+
+
+def test_a_recipe_that_starts_from_a_drafter_goes_on_from_it(run: Path, tmp_path: Path) -> None:
+    """No step taken, so the drafter comes out as it went in; an int8 group that was rounded rounds to itself."""
+    recipe = tiny.recipe()
+    train_drafters(run / "target", [recipe], run / "data.pt", tmp_path / "old", device=CPU, progress=lambda line: None)
+    again = replace(recipe, warm_start=str(tmp_path / "old" / "tiny"), optimize=replace(recipe.optimize, num_steps=1))
+    again = replace(again, optimize=replace(again.optimize, learning_rate=1e-12))
+    train_drafters(run / "target", [again], run / "data.pt", tmp_path / "new", device=CPU, progress=lambda line: None)
+    old, new = (load_file(tmp_path / name / "tiny" / "model.safetensors") for name in ("old", "new"))
+    assert old.keys() == new.keys()
+    for name, values in old.items():
+        assert (values.float() - new[name].float()).abs().max() <= (1.0 if values.dtype == torch.int8 else 1e-3), name
+    assert torch.equal(old["d2t"], new["d2t"])
 
 
 def test_taps_kept_with_the_text_train_the_same_drafter(run: Path, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class GridRunner:
         window = min((spec.window for spec in target.config.layers if spec.window), default=num_positions)
         if num_positions > window:
             raise ConfigError(f"sequence_tokens={num_positions} exceeds the target's sliding window of {window}.")
-        self.target, self.num_sequences = target, num_sequences
+        self.target, self.num_sequences, self.num_positions = target, num_sequences, num_positions
         self.caches = allocate_caches(
             target.config.layers,
             num_seats=num_sequences,

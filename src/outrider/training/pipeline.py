@@ -29,6 +29,7 @@ from outrider.training.generate import TextBatch, TextKind, generate_text
 from outrider.training.loop import Scalars, TrainingRun, all_tap_layers, train
 from outrider.training.openings import draw_openings
 from outrider.training.parallel import ALONE, Ranks
+from outrider.training.preflight import Preflight, check_room, count
 from outrider.training.selection import evaluate_greedy, evaluate_sampled
 from outrider.training.trainer import Trainer
 from outrider.training.warm_start import load_warm_start
@@ -111,6 +112,41 @@ class RunOptions:
     scalars: Scalars | None = None
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is set up and has not begun."""
+
+    run: TrainingRun
+    runner: GridRunner
+    dataset: BlockDataset
+    facts: dict[str, Any]  # what the text's file says of itself
+
+    def preflight(self) -> Preflight:
+        """What it will take, counted."""
+        return count(self.run, self.runner, self.dataset)
+
+
+def prepare(path: Path, recipes: list[Recipe], data: Path, *, device: torch.device, options: RunOptions) -> Prepared:
+    """Read text, target and what recipes start from; ConfigError where they do not go together."""
+    _check_alike(recipes)
+    facts, batches = read_text(data, device=device)
+    checkpoint, target = open_target(path, recipes[0], device=device)
+    _check_text(facts, batches, checkpoint, recipes, data)
+    if batches[0].taps is not None:
+        _check_kept_taps(facts, recipes, data, num_target_layers=len(target.config.layers))
+    fitted = recipes[0].optimize
+    parts = options.ranks.shares(fitted.batch_sequences, options.num_micro_batches)
+    dataset = BlockDataset(batches, num_held_out=fitted.num_held_out_sequences, seed=fitted.seed)
+    run = TrainingRun(
+        make_trainers(recipes, target, dataset),
+        num_micro_batches=options.num_micro_batches,
+        ranks=options.ranks,
+        scalars=options.scalars,
+    )
+    num_sequences, num_positions = parts[0].stop - parts[0].start, recipes[0].generate.sequence_tokens
+    return Prepared(run, GridRunner(target, num_sequences=num_sequences, num_positions=num_positions), dataset, facts)
+
+
 def train_drafters(
     path: Path,
     recipes: list[Recipe],
@@ -127,29 +163,17 @@ def train_drafters(
     steps and seed of [optimize] must therefore agree. With `options.keeping` the run goes on from its checkpoint, and
     may stop early: what is exported then is the drafter so far. Of several processes the first writes and returns.
     """
-    _check_alike(recipes)
     options = options or RunOptions()
-    facts, batches = read_text(data, device=device)
-    checkpoint, target = open_target(path, recipes[0], device=device)
-    _check_text(facts, batches, checkpoint, recipes, data)
-    if batches[0].taps is not None:
-        _check_kept_taps(facts, recipes, data, num_target_layers=len(target.config.layers))
-    fitted = recipes[0].optimize
-    dataset = BlockDataset(batches, num_held_out=fitted.num_held_out_sequences, seed=fitted.seed)
-    run = TrainingRun(
-        make_trainers(recipes, target, dataset),
-        num_micro_batches=options.num_micro_batches,
-        ranks=options.ranks,
-        scalars=options.scalars,
-    )
-    parts = run.ranks.shares(fitted.batch_sequences, run.num_micro_batches)
-    runner = GridRunner(
-        target,
-        num_sequences=parts[0].stop - parts[0].start,
-        num_positions=recipes[0].generate.sequence_tokens,
-    )
-    train_and_keep(run, runner, dataset, facts, keeping=options.keeping, progress=progress)
-    return export_all(run, dataset, facts, out, progress=progress) if run.ranks.is_first else {}
+    ready = prepare(path, recipes, data, device=device, options=options)
+    counted = ready.preflight()
+    for line in counted.lines():
+        progress(line)
+    folders = [out] if options.keeping is None else [out, options.keeping.file.parent]
+    check_room(counted, [each for each in folders if each.is_dir()], device, say=progress)
+    train_and_keep(ready.run, ready.runner, ready.dataset, ready.facts, keeping=options.keeping, progress=progress)
+    if not ready.run.ranks.is_first:
+        return {}
+    return export_all(ready.run, ready.dataset, ready.facts, out, progress=progress)
 
 
 def make_trainers(recipes: list[Recipe], target: GemmaTarget, dataset: BlockDataset) -> dict[str, Trainer]:
