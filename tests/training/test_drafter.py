@@ -11,10 +11,13 @@ from torch import Tensor
 from outrider.kernels.reference import TorchKernels
 from outrider.models.attention import allocate_caches
 from outrider.models.dflash import DFlashDrafter
+from outrider.models.drafter_config import DrafterConfig
+from outrider.models.registry import load_drafter
 from outrider.training import drafter as module
 from outrider.training.capture import GridRunner
 from outrider.training.config import Recipe
 from outrider.training.drafter import TrainableDFlash, block_mask
+from outrider.training.export import export_drafter
 from outrider.training.trainer import Trainer
 from outrider.weights.packed import DenseWeight, PackedWeight
 from tests.training import tiny
@@ -141,6 +144,13 @@ def served(trainer: Trainer, taps: Tensor, token_ids: Tensor, anchors: Tensor) -
     return drafter.draft_logits(block, caches, token_ids[anchors[:, None] + torch.arange(num_drafts)])
 
 
+def exported(trainer: Trainer, folder: Path) -> DrafterConfig:
+    """What the engine makes of the exported file, every tensor of which it takes."""
+    export_drafter(trainer, folder / "tiny", record={})
+    serving = tiny.target(kernels=TorchKernels(torch.float32))
+    return load_drafter(folder / "tiny", serving, target_name="tiny", context_length=20).config
+
+
 GEMMA4 = {"layer_style": "Gemma 4", "full_attention_layers": (0, 1), "sliding_window": 0, "rope_rotated": 0.25}
 
 
@@ -158,9 +168,13 @@ GEMMA4 = {"layer_style": "Gemma 4", "full_attention_layers": (0, 1), "sliding_wi
     ],
 )
 @torch.no_grad()
-def test_every_shape_is_what_the_engine_runs(recipe: Recipe) -> None:
-    """The joining test of both forward passes: which slot predicts what, windows, heads, norms, scale and cap."""
+def test_every_shape_is_what_the_engine_runs(recipe: Recipe, tmp_path: Path) -> None:
+    """The joining test of both forward passes: which slot predicts what, windows, heads, norms, scale and cap.
+
+    And of the config: what the engine reads is what was trained.
+    """
     trainer = tiny.trainer(recipe)
+    assert exported(trainer, tmp_path) == trainer.config
     token_ids = tiny.text(1).token_ids.long()
     layers, anchors = recipe.drafter.target_layer_ids, torch.tensor([[1, 2, 7, 11]])
     taps = GridRunner(trainer.target, num_sequences=1, num_positions=20).taps(token_ids, layers)

@@ -78,7 +78,7 @@ class DrafterShape:
 
     def declared(self, target: TargetConfig, *, name: str, num_speculative_tokens: int) -> DrafterConfig:
         """The same as the engine knows it; ConfigError where the values cannot go together."""
-        self._check(len(target.layers), name)
+        self._check(name)
         layers = tuple(self._layer(index) for index in range(self.num_layers))
         reads_markov = self.confidence_head_with_markov
         return DrafterConfig(
@@ -125,13 +125,10 @@ class DrafterShape:
             values_are_keys=self.is_gemma4,
         )
 
-    def _check(self, num_target_layers: int, name: str) -> None:
-        layers, taps = range(self.num_layers), self.target_layer_ids
+    def _check(self, name: str) -> None:
+        layers = range(self.num_layers)
         styles, kinds = [each.value for each in LayerStyle], [each.value for each in MarkovKind]
         problems = {
-            f"target_layer_ids {list(taps)} must be different layers below {num_target_layers}": not taps
-            or len({*taps}) != len(taps)
-            or not all(0 <= layer < num_target_layers for layer in taps),
             f"full_attention_layers {list(self.full_attention_layers)} must be below num_layers={self.num_layers}": any(
                 layer not in layers for layer in self.full_attention_layers
             ),

@@ -139,7 +139,7 @@ def _log(run: TrainingRun, text: TextBatch, results: dict[str, BlockLoss], *, pr
         rows.append({"step": step, "kind": kind, "loss": loss, "acceptance_by_slot": slots})
         progress(f"step {step}/{num_steps} {name} {kind} loss {loss:.3f}, {pace}")
         if run.scalars is not None:
-            rate = run.trainers[name].schedules[0].get_last_lr()[0]
+            rate = float(run.trainers[name].schedules[0].get_last_lr()[0])
             figures: dict[str, float] = {f"acceptance/slot_{slot}": chance for slot, chance in enumerate(slots, 1)}
             run.scalars(name, step, {f"loss/{kind}": loss, "learning_rate": rate, **figures})
 

@@ -12,6 +12,8 @@ from torch import Tensor, distributed
 
 from outrider.errors import ConfigError
 
+BUCKET_NUMBERS = 2**26  # of one exchange: 256 MiB
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -38,13 +40,14 @@ class Ranks:
         return [slice(first + index * size, first + (index + 1) * size) for index in range(num_micro_batches)]
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replace float tensors, the same shapes in every process, by their sums over all processes: one exchange."""
+        """Replace float tensors, the same shapes in every process, by their sums over all processes."""
         if self.count == 1:
             return
-        flat = torch.cat([each.detach().float().flatten() for each in tensors])
-        distributed.all_reduce(flat)
-        for each, summed in zip(tensors, torch.split(flat, [each.numel() for each in tensors]), strict=True):
-            each.detach().copy_(summed.view(each.shape))
+        for some in _buckets(tensors):
+            flat = torch.cat([each.detach().float().flatten() for each in some])
+            distributed.all_reduce(flat)
+            for each, summed in zip(some, torch.split(flat, [each.numel() for each in some]), strict=True):
+                each.detach().copy_(summed.view(each.shape))
 
     def any(self, flag: bool, device: torch.device) -> bool:
         """True in all processes if it is in one."""
@@ -56,6 +59,17 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors that are exchanged together: small ones in one go, without a second copy of all."""
+    some: list[Tensor] = []
+    for each in tensors:
+        if some and sum(other.numel() for other in some) + each.numel() > BUCKET_NUMBERS:
+            yield some
+            some = []
+        some.append(each)
+    yield some
 
 
 @contextmanager
