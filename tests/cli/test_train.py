@@ -113,6 +113,11 @@ def test_answers_to_conversations_are_written_described_and_trained_on(
     assert "memory: " in trained.stderr
     assert json.loads(trained.stdout)["tiny"]["finished"]
 
+    (tmp_path / "target" / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}!{% endfor %}")
+    with pytest.raises(ConfigError, match="chats written with another template than the target's now"):
+        CliRunner().invoke(app, ["train", "run", *shared, "--out", str(tmp_path)], catch_exceptions=False)
+    (tmp_path / "target" / "chat_template.jinja").unlink()
+
     asked.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]}')
     monkeypatch.setattr(sys, "argv", ["outrider", *asking])
     with pytest.raises(SystemExit) as refused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.training.capture import GridRunner
+from outrider.training.capture import GridRunner, Taps
 from outrider.training.dataset import inside_repeats
 from outrider.training.generate import TextKind
 from outrider.training.trainer import Trainer, choose_vocabulary
@@ -76,3 +76,49 @@ def test_the_teacher_is_the_target_itself_at_the_position_of_each_draft() -> Non
     teacher = trainer.teacher_hidden(last, anchors, num_drafts=3)
     logits = trainer.target.logits(last[0])[:, trainer.draft_to_target]  # of the token after each position
     torch.testing.assert_close(trainer.head.teacher_logits(teacher)[0, 1, 2], logits[6 + 2], atol=1e-5, rtol=1e-4)
+
+
+WEIGHTS = {
+    "cross_entropy_weight": 0.1,
+    "total_variation_weight": 0.3,
+    "distillation_weight": 0.2,
+    "probability_l1_weight": 0.9,
+    "hidden_l1_weight": 0.7,
+    "confidence_weight": 0.5,
+}
+
+
+@pytest.mark.parametrize("name", [*WEIGHTS, "all"])
+@torch.no_grad()
+def test_the_loss_is_the_weighted_sum_of_its_parts(name: str) -> None:
+    """By plain torch over whole logits: what is averaged, where, and what each weight multiplies."""
+    chosen = {key: weight if name in (key, "all") else 0.0 for key, weight in WEIGHTS.items()}
+    trainer = tiny.trainer(tiny.dspark_recipe(optimize={**chosen, "position_decay": 2.0}))
+    text = tiny.text()
+    layers, batch = (0, 2), trainer.blocks(text, 0)
+    taps = runner_of(trainer).taps(text.token_ids, layers)
+    logits = trainer.draft_logits(taps, batch.token_ids, batch.anchors, block_size=5).float()
+    drafted = trainer.draft(taps, batch.token_ids, batch.anchors, num_drafts=4)
+    teacher = trainer.teacher_hidden(taps[..., tiny.HIDDEN :], batch.anchors, num_drafts=4)
+    target = trainer.head.teacher_logits(teacher).softmax(dim=-1)
+    ids = trainer.target_to_draft[batch.label_ids]
+    known, chances = ids >= 0, logits.softmax(dim=-1)
+    label = chances.gather(-1, ids.clamp_min(0)[..., None])[..., 0]
+    distance = (chances - target).abs().sum(dim=-1)
+    overlap = (1 - distance / 2).clamp(0, 1) if chosen["probability_l1_weight"] else label * known
+    assert drafted.confidence is not None
+    sure = drafted.confidence.sigmoid()
+    parts = {
+        "cross_entropy_weight": torch.where(known, -label.log(), 0.0),
+        "total_variation_weight": 1 - label * known,
+        "distillation_weight": -(target * logits.log_softmax(dim=-1)).sum(dim=-1),
+        "probability_l1_weight": distance,
+        "hidden_l1_weight": (drafted.hidden - teacher).abs().mean(dim=-1),
+        "confidence_weight": -(overlap * sure.log() + (1 - overlap) * (1 - sure).log()),
+    }
+    weights = batch.label_mask * torch.tensor([1.0, 0.60653066, 0.36787944, 0.22313016])
+    cost = sum(chosen[key] * part for key, part in parts.items())
+    found = trainer.loss(Taps(taps, layers), batch)
+    assert found.loss.item() == pytest.approx(float((cost * weights).sum() / weights.sum()), rel=1e-4)
+    expected = (overlap * batch.label_mask).sum(dim=(0, 1)) / batch.label_mask.sum(dim=(0, 1))
+    assert found.acceptance_by_slot.tolist() == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-6)

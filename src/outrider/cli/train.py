@@ -18,6 +18,8 @@ from outrider.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
+    from outrider.cli.train_chat import TemplateChat
+    from outrider.tokenizer import Tokenizer
     from outrider.training.answering import AnswerOptions
     from outrider.training.config import Recipe
     from outrider.training.conversations import OnBadRow
@@ -113,8 +115,6 @@ def _answered(
 ) -> dict[str, Any]:
     """The card of a corpus that the engine here answers."""
     import outrider
-    from outrider.cli.train_chat import TemplateChat
-    from outrider.server.chat import find_template
     from outrider.tokenizer import Tokenizer
     from outrider.training.conversations import read_conversations
     from outrider.training.corpus import make_corpus
@@ -124,7 +124,7 @@ def _answered(
     directory = locate_target(target)
     checkpoint = load_checkpoint(directory)
     tokenizer = Tokenizer.from_file(checkpoint.tokenizer_path)
-    chat = TemplateChat(find_template(directory if directory.is_dir() else None, tokenizer), tokenizer)
+    chat = _chat(directory, tokenizer)
     spellings = tokenizer.spellings()
     control_tokens = frozenset(spellings[token_id] for token_id in tokenizer.special_ids)
     # Read before the target is loaded: a bad row is found in a second.
@@ -147,6 +147,14 @@ def _answered(
         on_bad_row=on_bad_row,
         progress=progress_line,
     )
+
+
+def _chat(target: Path, tokenizer: Tokenizer) -> TemplateChat:
+    """The chat template that `serve` would use."""
+    from outrider.cli.train_chat import TemplateChat
+    from outrider.server.chat import find_template
+
+    return TemplateChat(find_template(target if target.is_dir() else None, tokenizer), tokenizer)
 
 
 @app.command()
@@ -186,7 +194,9 @@ def run(
     folder = writable("--out", out, is_directory=True)
     with launched_ranks(resolve_device(device)) as (ranks, place):
         say = progress_line if ranks.is_first else _silence
-        options = RunOptions(keeping=keeping, num_micro_batches=micro_batches, ranks=ranks)
+        options = RunOptions(
+            keeping=keeping, num_micro_batches=micro_batches, ranks=ranks, chat_sha256=lambda: _chat_sha256(path)
+        )
         if preflight:
             _show_preflight(path, loaded, data, options, place, as_json=as_json)
             return
@@ -198,6 +208,14 @@ def run(
     kept = ("finished", "num_steps_done", "held_out")
     shown = {name: {key: record[key] for key in kept} for name, record in records.items()}
     emit_json(shown) if as_json else progress_line(json.dumps(shown))
+
+
+def _chat_sha256(target: Path) -> str:
+    from outrider.tokenizer import Tokenizer
+    from outrider.training.answering import chat_sha256
+    from outrider.weights.loader import load_checkpoint
+
+    return chat_sha256(_chat(target, Tokenizer.from_file(load_checkpoint(target).tokenizer_path)))
 
 
 def _silence(message: str) -> None:

@@ -110,6 +110,7 @@ class RunOptions:
     num_micro_batches: int = 1
     ranks: Ranks = ALONE
     scalars: Scalars | None = None
+    chat_sha256: Callable[[], str] | None = None  # of the target's chat template, asked where the text is made of chats
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ def prepare(path: Path, recipes: list[Recipe], data: Path, *, device: torch.devi
     facts, batches = read_text(data, device=device)
     checkpoint, target = open_target(path, recipes[0], device=device)
     _check_text(facts, batches, checkpoint, recipes, data)
+    _check_template(facts, options, data)
     if batches[0].taps is not None:
         _check_kept_taps(facts, recipes, data, num_target_layers=len(target.config.layers))
     fitted = recipes[0].optimize
@@ -306,6 +308,15 @@ def _check_text(
         )
     if not any(bool((batch.first_label < batch.num_valid).any()) for batch in batches):
         raise ConfigError(f"{data}: no sequence has an answer to train on. Generate text with longer sequence_tokens.")
+
+
+def _check_template(facts: dict[str, Any], options: RunOptions, data: Path) -> None:
+    there = facts.get("chat_template_sha256")
+    if there is not None and options.chat_sha256 is not None and there != options.chat_sha256():
+        raise ConfigError(
+            f"{data} holds chats written with another template than the target's now, so the drafter would learn texts "
+            "that serving never sees. Put the template back, or generate the text again."
+        )
 
 
 def _check_kept_taps(facts: dict[str, Any], recipes: list[Recipe], data: Path, *, num_target_layers: int) -> None:

@@ -197,9 +197,7 @@ class Trainer:
     def update(self, result: BlockLoss, ranks: Ranks) -> None:
         """Take the step that the gradients of all processes ask for; `result` becomes the sum of theirs."""
         parameters = list(self.model.parameters())
-        for parameter in parameters:
-            if parameter.grad is None:  # a process without supervised text takes part all the same (T-070)
-                parameter.grad = torch.zeros_like(parameter)
+        # The same in every process: without supervised text they are there and 0 (T-070).
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         ranks.add_up([*gradients, result.loss, result.accepted, result.counted])
         nn.utils.clip_grad_norm_(parameters, self.recipe.optimize.clip_norm)
