@@ -23,7 +23,7 @@ from outrider.training.loop import TrainingRun, take_step
 from outrider.training.trainer import Trainer
 
 GIB = 2**30
-_STATE_BYTES = {"adamw": 8, "adamw8bit": 2.1, "muon": 4}  # of an optimiser, a weight; 8 bits with a scale for 256
+_STATE_BYTES = {"adamw": 8, "adamw8bit": 2.04, "muon": 4}  # of an optimiser, a weight; 8 bits with a scale for 256
 _LOGIT_BYTES = 28  # a chunk's logits, the teacher's, both softmaxes and gradients, in float32 but for the first
 _EXPORT_BYTES = 1.07  # of a weight in int8 with a float16 scale for 32
 _WARM_UP_STEPS = 1
