@@ -148,7 +148,10 @@ def test_two_processes_are_one_and_go_on_from_a_checkpoint(one_process: Training
     shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     shared |= {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
     processes = [
-        subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**shared, "RANK": str(rank)}) for rank in (0, 1)
+        subprocess.Popen(
+            [sys.executable, "-c", code], cwd=ROOT, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        )
+        for rank in (0, 1)
     ]
     assert [process.wait(timeout=60) for process in processes] == [0, 0]
     (state, found_losses), (other, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
@@ -165,6 +168,16 @@ def test_shares_are_equal_and_cover_every_sequence() -> None:
         Ranks(0, 2).shares(10, 2)
     with pytest.raises(ConfigError, match="of 0 micro-batches"):
         Ranks().shares(4, 0)
+
+
+def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(
+        ConfigError, match="WORLD_SIZE is 2, but RANK is not set. Start several processes with torchrun"
+    ):
+        with launched_ranks(CPU):
+            pass
 
 
 def test_alone_there_is_nothing_to_exchange() -> None:

@@ -108,5 +108,6 @@ def test_two_gpus_are_one(text: Path, tmp_path: Path) -> None:
         for which in ("one", "two")
     ]
     assert logs[1]["num_processes"] == 2
-    first, second = ([row["loss"] for row in log["log"]][:1] for log in logs)
-    assert second == pytest.approx(first, rel=0.01)
+    first, second = ([row["loss"] for row in log["log"]] for log in logs)
+    assert second[0] == pytest.approx(first[0], rel=0.01)
+    assert second[-1] == pytest.approx(first[-1], rel=0.05)  # thirty bfloat16 steps on

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.errors import ConfigError
 from outrider.training import preflight
 from outrider.training.capture import GridRunner
 from outrider.training.config import Recipe
 from outrider.training.dataset import BlockDataset
+from outrider.training.head_loss import HeadRows, head_loss
 from outrider.training.loop import TrainingRun, take_step
-from outrider.training.preflight import Preflight, check_room, count, rehearse, step_bytes
+from outrider.training.preflight import Preflight, check_room, chunk_bytes, count, kept_bytes, rehearse
 from tests.training import tiny
 
 WIDE = {"max_anchors": 16, "num_steps": 100}
@@ -42,9 +46,8 @@ def ready(recipe: Recipe) -> tuple[TrainingRun, GridRunner, BlockDataset]:
         pytest.param(tiny.dspark_recipe(drafter=DEEPSPECS, optimize=WIDE), id="DSpark, Gemma 4"),
     ],
 )
-def test_what_a_step_keeps_is_counted_within_a_tenth(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the storages that autograd really saves, weights and frozen tables apart, without a chunk of logits."""
-    monkeypatch.setattr(preflight, "_LOGIT_BYTES", 0)
+def test_what_a_step_keeps_is_counted_within_a_tenth(recipe: Recipe) -> None:
+    """Against the storages that autograd really saves, weights and frozen tables apart."""
     run, runner, dataset = ready(recipe)
     (trainer,) = run.trainers.values()
     held = {each.untyped_storage().data_ptr() for each in (*trainer.model.parameters(), *trainer.model.buffers())}
@@ -58,7 +61,51 @@ def test_what_a_step_keeps_is_counted_within_a_tenth(recipe: Recipe, monkeypatch
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         take_step(run, runner, dataset.text(0, num_sequences=4), 0)
         found = sum(each.untyped_storage().nbytes() for where, each in kept.items() if where not in held)
-    assert step_bytes(trainer, runner) == pytest.approx(found, rel=0.1)
+    assert kept_bytes(trainer, runner) == pytest.approx(found, rel=0.1)
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes that tensors made under it held at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live, self.peak, self.seen = 0, 0, set[int]()
+
+    def _drop(self, key: int, num_bytes: int) -> None:
+        self.live -= num_bytes
+        self.seen.discard(key)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        for each in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(each, Tensor) and (key := (storage := each.untyped_storage())._cdata) not in self.seen:
+                self.seen.add(key)
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self._drop, key, storage.nbytes())
+        self.peak = max(self.peak, self.live)
+        return result
+
+
+TEACHING = ({}, {"distillation_weight": 1.0}, {"probability_l1_weight": 1.0})
+
+
+@pytest.mark.parametrize(
+    "losses", [*TEACHING, {**TEACHING[1], **TEACHING[2]}], ids=lambda each: "+".join(each) or "none"
+)
+@pytest.mark.parametrize("cap", [0.0, 30.0])
+def test_a_chunk_of_logits_takes_what_is_counted(losses: dict[str, float], cap: float) -> None:
+    shape = {"draft_vocab_size": tiny.VOCAB, "final_logit_softcapping": cap, "block_size": 9}
+    run, runner, _ = ready(tiny.recipe(drafter=shape, optimize={**WIDE, **losses}))
+    (trainer,) = run.trainers.values()
+    num_rows, options = 4 * 16 * 8, trainer.recipe.optimize
+    hidden = torch.randn(num_rows, tiny.HIDDEN, requires_grad=True)
+    ids, ones = torch.zeros(num_rows, 1, dtype=torch.int64), torch.ones(num_rows, 1)
+    head = replace(trainer.head, teacher_cap=None)
+    rows = HeadRows(ids, ones, ones[:, 0], hidden.detach() if options.needs_teacher else None)
+    with LiveBytes() as seen:
+        head_loss(head, rows, options, hidden, None, None)
+    small = 3 * hidden.nbytes  # its gradients, and numbers a row
+    assert chunk_bytes(trainer, runner) <= seen.peak <= chunk_bytes(trainer, runner) + small
 
 
 def test_weights_states_text_and_files_are_counted() -> None:

@@ -76,12 +76,18 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 def launched_ranks(device: torch.device) -> Iterator[tuple[Ranks, torch.device]]:
     """Join the processes that torchrun started, if it did; yields them and this process's own device.
 
-    A process that fails leaves its group as it is and ends, so that torchrun ends the others.
+    ConfigError if the environment names a number of processes and not which one this is. A process that fails leaves
+    its group as it is and ends, so that torchrun ends the others.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         yield ALONE, device
         return
+    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"WORLD_SIZE is {count}, but {missing[0]} is not set. Start several processes with torchrun, or unset it."
+        )
     rank = int(os.environ["RANK"])
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

@@ -24,7 +24,6 @@ from outrider.training.trainer import Trainer
 
 GIB = 2**30
 _STATE_BYTES = {"adamw": 8, "adamw8bit": 2.04, "muon": 4}  # of an optimiser, a weight; 8 bits with a scale for 256
-_LOGIT_BYTES = 28  # a chunk's logits, the teacher's, both softmaxes and gradients, in float32 but for the first
 _EXPORT_BYTES = 1.07  # of a weight in int8 with a float16 scale for 32
 _WARM_UP_STEPS = 1
 
@@ -78,7 +77,9 @@ def count(run: TrainingRun, runner: GridRunner, dataset: BlockDataset) -> Prefli
         "gradients": weights,
         "optimiser": states,
         "taps": taps,
-        "step": max(target_pass_bytes(runner), *(step_bytes(each, runner) for each in trainers)),
+        "step": max(
+            target_pass_bytes(runner), *(kept_bytes(each, runner) + chunk_bytes(each, runner) for each in trainers)
+        ),
     }
     disk = {"checkpoint, twice while one replaces another": 2 * (weights + states)}
     disk["drafters"] = int(_EXPORT_BYTES * sum(num_weights.values()))
@@ -93,8 +94,8 @@ def target_pass_bytes(runner: GridRunner) -> int:
     return rows * (numbers * runner.target.dtype.itemsize + 4 * config.hidden_size)
 
 
-def step_bytes(trainer: Trainer, runner: GridRunner) -> int:
-    """What a drafter's forward keeps for backward over one micro-batch of whole blocks, and a chunk of logits.
+def kept_bytes(trainer: Trainer, runner: GridRunner) -> int:
+    """What a drafter's forward keeps for backward over one micro-batch of whole blocks.
 
     b bytes a number (2 under autocast), R block rows, C context rows, N hidden, Q and K query and key sizes, I inner:
     a layer keeps both norms' inputs in float32 and outputs, all its projections' inputs, rotated queries, keys and
@@ -102,7 +103,7 @@ def step_bytes(trainer: Trainer, runner: GridRunner) -> int:
     inputs, the scalar's, and the values before their norm.
     """
     config, options = trainer.config, trainer.recipe.optimize
-    width = 2 if runner.target.dtype == torch.bfloat16 else 4
+    width = runner.target.dtype.itemsize
     num_anchors = min(options.max_anchors, runner.num_positions)
     block = config.layout.num_slots(config.max_draft_length)
     rows, context = runner.num_sequences * num_anchors * block, runner.num_sequences * runner.num_positions
@@ -126,8 +127,17 @@ def step_bytes(trainer: Trainer, runner: GridRunner) -> int:
         kept += drafts * 4 * (size + (config.markov.rank if config.markov else 0))
     if width == 2:
         kept += 2 * sum(each.numel() for each in trainer.model.parameters())  # autocast's copies
-    logits = min(CHUNK_LOGITS, drafts * config.draft_vocab_size)
-    return kept + logits * _LOGIT_BYTES
+    return kept
+
+
+def chunk_bytes(trainer: Trainer, runner: GridRunner) -> int:
+    """The most that a chunk of logits and what is made of them take, in `head_loss`, by the losses asked for."""
+    config, options, width = trainer.config, trainer.recipe.optimize, trainer.head.matrix.dtype.itemsize
+    asked = (options.distillation_weight > 0) + (options.probability_l1_weight > 0)
+    each = (12 + 2 * width, 20 + width, 24 + width)[asked] + (width if config.final_logit_softcapping else 0)
+    num_anchors = min(options.max_anchors, runner.num_positions)
+    drafts = runner.num_sequences * num_anchors * config.max_draft_length
+    return each * min(CHUNK_LOGITS, drafts * config.draft_vocab_size)
 
 
 def rehearse(run: TrainingRun, runner: GridRunner, dataset: BlockDataset, counted: Preflight) -> Preflight:
