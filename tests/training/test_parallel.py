@@ -173,11 +173,8 @@ def test_shares_are_equal_and_cover_every_sequence() -> None:
 def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(
-        ConfigError, match="WORLD_SIZE is 2, but RANK is not set. Start several processes with torchrun"
-    ):
-        with launched_ranks(CPU):
-            pass
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2, but RANK is not set\. Start .* with torchrun"):
+        launched_ranks(CPU).__enter__()
 
 
 def test_alone_there_is_nothing_to_exchange() -> None:
