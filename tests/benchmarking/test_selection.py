@@ -111,6 +111,8 @@ def test_drafters_are_ranked_over_all_temperatures() -> None:
     ]
     found = summarize(rows, baseline="cold")
     assert ranking(found) == ["both", "cold"]
+    assert cell(found, "cold", "code", 0.0)["mean_acceptance_length"] == 3.0
+    assert cell(found, "cold", "code", 1.0)["mean_acceptance_length"] == 1.0
     assert [each["temperature"] for each in found] == [0.0, 0.0, 1.0, 1.0]
 
 
@@ -124,3 +126,4 @@ def test_greedy_texts_that_differ_are_named() -> None:
     ]
     assert different_texts(rows) == ["code, prompt 3"]
     assert different_texts(rows[2:]) == []
+    assert different_texts([rows[0], rows[2]]) == []

@@ -15,6 +15,7 @@ from outrider.cli.main import app
 from outrider.errors import ConfigError
 from outrider.training import acceptance
 from outrider.training.export import export_drafter
+from outrider.weights.loader import directory_sha256
 from tests.training import tiny
 
 
@@ -51,6 +52,7 @@ def test_drafters_are_ranked_and_the_record_holds_what_the_issue_asks(here: Path
     names = [str(here / "a" / "step"), str(here / "b" / "step")]
     assert [arm["name"] for arm in kept["arms"]] == names
     assert kept["arms"][1]["settings"]["num_speculative_tokens"] == 3
+    assert [arm["drafter_sha256"] for arm in kept["arms"]] == [directory_sha256(Path(name)) for name in names]
     assert len(kept["rows"]) == 2 * 2 * 2 * 2  # drafters, temperatures, domains, prompts
     cells = {(each["drafter"], each["domain"], each["temperature"]) for each in kept["summary"]}
     assert cells == {(name, domain, t) for name in names for domain in ("all", "code", "prose") for t in (0.0, 1.0)}

@@ -23,7 +23,7 @@ from outrider.training import convert, files
 from outrider.training.convert import ConvertOptions, convert_drafter, read_source
 from outrider.training.drafter_layouts import LAYOUTS, forward_pass
 from outrider.training.export import export_drafter
-from outrider.weights.loader import load_checkpoint
+from outrider.weights.loader import directory_sha256, load_checkpoint
 from tests.models import test_registry_goldens as goldens
 from tests.models.test_registry_goldens import CONTEXT_LENGTH, GOLDEN, TOLERANCE
 from tests.training import tiny
@@ -231,10 +231,15 @@ def test_what_the_disk_made_of_it_is_compared(tmp_path: Path, monkeypatch: pytes
     assert files.write_folder is convert.write_folder
 
 
-def test_further_texts_lie_beside_the_weights(tmp_path: Path) -> None:
-    found = exported("zlab-dflash", "z-lab", tmp_path / "out", texts={"README.md": "card é\n"})
+def test_a_card_lies_beside_the_weights(tmp_path: Path) -> None:
+    found = exported("zlab-dflash", "z-lab", tmp_path / "out", licence="gemma")
     assert sorted(path.name for path in found.iterdir()) == ["README.md", "config.json", "model.safetensors"]
-    assert (found / "README.md").read_text(encoding="utf-8") == "card é\n"
+    card = (found / "README.md").read_text(encoding="utf-8")
+    assert 'license: "gemma"' in card
+    assert directory_sha256(source_of("zlab-dflash")) in card
+    assert "Not recorded: no training_record.json" in card
+    convert_drafter(trained_drafter(tmp_path), tmp_path / "ours", ConvertOptions(layout="outrider"))
+    assert "The recipe:" in (tmp_path / "ours" / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_result_says_what_was_written(tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ def _measured(
     from outrider.benchmarking.selection import summarize
     from outrider.benchmarking.workloads import Workload
     from outrider.training.acceptance import drafter_of, measure_drafter
+    from outrider.weights.loader import directory_sha256
 
     asked = _held_out(llm, sets, target)
     workload = Workload(", ".join(each.name for each in sets), tuple(each.text for each in asked))
@@ -152,7 +153,8 @@ def _measured(
         used = measuring.num_speculative_tokens or drafting.num_speculative_tokens
         settings = {**asdict(measuring), "num_speculative_tokens": used, "kernels": llm.kernels_name}
         settings["block_size"] = drafter_of(drafting).config.block_size
-        arms.append({"name": name, "backend": "local", "target": target, "drafter": path.name, "settings": settings})
+        identity = {"drafter": path.name, "drafter_sha256": directory_sha256(path)}
+        arms.append({"name": name, "backend": "local", "target": target, **identity, "settings": settings})
         summary = summarize(rows, baseline=next(iter(paths)), confidence=confidence)
         result = make_record(NAME, workload=workload, arms=arms, rows=rows, summary=summary)
         file.write(result, missing=[{"drafter": each} for each in list(paths)[len(arms) :]])

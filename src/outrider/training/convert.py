@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,16 @@ from outrider.models.drafter_config import DrafterConfig, check_drafter
 from outrider.models.registry import drafter_config, target_config
 from outrider.training.drafter_layouts import About, Layout, Tables, find_layout, layout_config
 from outrider.training.files import write_folder
-from outrider.weights.loader import Checkpoint, load_checkpoint, load_safetensors_dir
+from outrider.training.model_card import CardFacts, model_card
+from outrider.weights.file_head import json_object
+from outrider.weights.loader import Checkpoint, directory_sha256, load_checkpoint, load_safetensors_dir
 from outrider.weights.packed import DenseWeight, PackedWeight
 from outrider.weights.quantization import MODELOPT_NAME
 from outrider.weights.safetensors_dir import check_files
 
 EMBEDDING, HEAD, MARKOV_ROWS = "embed_tokens.weight", "lm_head.weight", "markov_head.markov_w1.weight"
 VOCABULARY = ("d2t", "t2d")
+TRAINING_RECORD = "training_record.json"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -39,8 +42,10 @@ class ConvertOptions:
     """What others know the target by, such as a hub's owner/name."""
     dtype: str | None = None
     """One of DTYPES to round the numbers to; None keeps them, and packed ones become float32, which is exact."""
-    texts: Mapping[str, str] = field(default_factory=dict)
-    """Further files by name, such as a model card."""
+    licence: str | None = None
+    """For the card, as the model hub spells it."""
+    selection: Mapping[str, Any] | None = None
+    """A record of `train select` that measured this drafter, for the card."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +76,7 @@ def read_source(path: Path) -> Source:
 
 
 def convert_drafter(path: Path, out: Path, options: ConvertOptions) -> Converted:
-    """Write the drafter `path` to the new folder `out` in another layout.
+    """Write the drafter `path` to the new folder `out` in another layout, with a model card.
 
     ConfigError, before anything is written, for what the layout cannot say; where writing fails nothing is left. What
     was written is read back and compared, number by number, before it takes its place.
@@ -88,7 +93,8 @@ def convert_drafter(path: Path, out: Path, options: ConvertOptions) -> Converted
     tensors = dict(_tensors(source, layout, target, options))
     borrowed = tuple(name for name in (EMBEDDING, HEAD) if name not in tensors)
     config |= _storage(source, tensors, borrowed, layout, options)
-    texts = {**options.texts, "config.json": json.dumps(config, indent=2) + "\n"}
+    card = model_card(source.declared, _card_facts(source, options))
+    texts = {"README.md": card, "config.json": json.dumps(config, indent=2) + "\n"}
 
     def fill(folder: Path) -> None:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -109,6 +115,18 @@ def _about(source: Source, target: Checkpoint | None, options: ConvertOptions) -
     architectures = () if target is None else tuple(target.config.get("architectures") or ())
     about = About(target_name=options.target_name, target_architectures=architectures)
     return replace(about, max_positions=positions) if type(positions) is int else about
+
+
+def _card_facts(source: Source, options: ConvertOptions) -> CardFacts:
+    beside = source.path / TRAINING_RECORD
+    return CardFacts(
+        layout=options.layout,
+        licence=options.licence,
+        target_name=options.target_name,
+        training=json_object(beside.read_bytes(), what=str(beside)) if beside.is_file() else None,
+        selection=options.selection,
+        sha256=directory_sha256(source.path),
+    )
 
 
 def _is_verbatim(source: Source, layout: Layout, options: ConvertOptions) -> bool:
