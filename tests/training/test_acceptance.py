@@ -134,13 +134,14 @@ def test_the_walk_takes_the_cycles_of_the_engine(
         drafter = toy_drafter(target, window=window)
     else:
         drafter = toy_dspark(target, kind=kind, layout=BlockLayout.SAME_POSITION)
-    # With a window, longer than its ring would be if serving had sized it.
-    prompt, draft_length, num_tokens = list(range(10, 19)), 4, 32 if window is None else 90
-    text, _ = served(drafter, prompt, draft_length=draft_length, num_tokens=num_tokens)
+    prompt, draft_length = list(range(10, 19)), 4
+    text, _ = served(drafter, prompt, draft_length=draft_length, num_tokens=32)
     friendly(drafter, monkeypatch, [*prompt, *text])
-    again, cycles = served(drafter, prompt, draft_length=draft_length, num_tokens=num_tokens)
+    again, cycles = served(drafter, prompt, draft_length=draft_length, num_tokens=32)
     assert again == text
-    counts = OfflineWalk(drafter, context_length=128).walk(prompt, text, draft_length=draft_length)
+    walker = OfflineWalk(drafter, context_length=128)
+    assert all(cache.num_slots >= 128 for cache in walker.proposer.caches)  # no ring: anchors come after the whole text
+    counts = walker.walk(prompt, text, draft_length=draft_length)
     accepted = [count for _, count in cycles]
     assert counts.num_cycles == len(cycles)
     assert counts.num_accepted_tokens == sum(accepted)

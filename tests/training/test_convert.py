@@ -240,6 +240,7 @@ def test_a_card_lies_beside_the_weights(tmp_path: Path) -> None:
     assert "Not recorded: no training_record.json" in card
     convert_drafter(trained_drafter(tmp_path), tmp_path / "ours", ConvertOptions(layout="outrider"))
     assert "The recipe:" in (tmp_path / "ours" / "README.md").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "ours" / "training_record.json").read_text()) == {"schema": 1}
 
 
 def test_the_result_says_what_was_written(tmp_path: Path) -> None:

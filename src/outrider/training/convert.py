@@ -95,6 +95,9 @@ def convert_drafter(path: Path, out: Path, options: ConvertOptions) -> Converted
     config |= _storage(source, tensors, borrowed, layout, options)
     card = model_card(source.declared, _card_facts(source, options))
     texts = {"README.md": card, "config.json": json.dumps(config, indent=2) + "\n"}
+    beside = path / TRAINING_RECORD
+    if beside.is_file():  # what is known of the training goes where the drafter goes
+        texts[TRAINING_RECORD] = beside.read_text(encoding="utf-8")
 
     def fill(folder: Path) -> None:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
