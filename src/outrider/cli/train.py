@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli import options
+from outrider.cli import options, train_export, train_select
 from outrider.cli.output import emit_json, progress_line, show, writable
 from outrider.errors import ConfigError
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from outrider.training.pipeline import RunOptions
 
 app = typer.Typer(no_args_is_help=True, help="Train a drafter on text that the target writes itself.")
+app.command()(train_select.select)
+app.command()(train_export.export)
 
 RecipeArgument = Annotated[list[Path], typer.Argument(help="Recipe files (recipes/*.toml).")]
 TargetOption = Annotated[str | None, typer.Option(help="Target weights; the embedded default if left out.")]

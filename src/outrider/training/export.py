@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.training.config import DrafterShape
+from outrider.training.files import write_folder
 from outrider.training.trainer import Trainer
 from outrider.weights.packed import quantize_int8
 
@@ -115,8 +116,11 @@ def _gemma4_fields(shape: DrafterShape) -> dict[str, Any]:
 
 
 def export_drafter(trainer: Trainer, directory: Path, *, record: dict[str, Any]) -> None:
-    """Write config.json, model.safetensors and training_record.json."""
-    directory.mkdir(parents=True, exist_ok=True)
-    save_file(exported_tensors(trainer), directory / "model.safetensors")
-    (directory / "config.json").write_text(json.dumps(exported_config(trainer), indent=2) + "\n")
-    (directory / "training_record.json").write_text(json.dumps(record, indent=1) + "\n")
+    """Write config.json, model.safetensors and training_record.json, all of them or none."""
+
+    def fill(folder: Path) -> None:
+        save_file(exported_tensors(trainer), folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(exported_config(trainer), indent=2) + "\n")
+        (folder / "training_record.json").write_text(json.dumps(record, indent=1) + "\n")
+
+    write_folder(directory, fill, what="drafter")
