@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from outrider.cli import options
-from outrider.cli.output import emit_json, new_file, progress_line, show, stoppable
+from outrider.cli.output import Found, emit_json, new_file, progress_line, show, stoppable
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,9 +76,14 @@ def select(
     )
     config = outrider.EngineConfig(context_length=context_length, max_seats=concurrency)
     llm = outrider.load(target, drafter=None, config=config, kernels=kernels, device=device, progress=progress_line)
-    file = RecordFile(record)
-    with stoppable(file):
-        result = _measured(llm, paths, sets, measuring, file, target=target or "embedded", confidence=confidence)
+    file, kept = RecordFile(record), list[Found]()
+
+    def keep(result: dict[str, Any], missing: list[dict[str, Any]]) -> None:
+        kept[:] = [(result, missing)]
+        file.write(result, missing=missing)
+
+    with stoppable(file, lambda: kept[0] if kept else None):
+        result = _measured(llm, paths, sets, measuring, keep, target=target or "embedded", confidence=confidence)
     differing = different_texts(result["rows"])
     if as_json:
         emit_json(result)
@@ -130,12 +135,12 @@ def _measured(
     paths: dict[str, Path],
     sets: Sequence[RequestSet],
     measuring: MeasureOptions,
-    file: Any,
+    keep: Callable[[dict[str, Any], list[dict[str, Any]]], None],
     *,
     target: str,
     confidence: float,
 ) -> dict[str, Any]:
-    """The record, written again after every drafter."""
+    """The record, kept after every drafter with those that are missing of it."""
     from outrider.benchmarking.record import make_record
     from outrider.benchmarking.selection import summarize
     from outrider.benchmarking.workloads import Workload
@@ -157,7 +162,7 @@ def _measured(
         arms.append({"name": name, "backend": "local", "target": target, **identity, "settings": settings})
         summary = summarize(rows, baseline=next(iter(paths)), confidence=confidence)
         result = make_record(NAME, workload=workload, arms=arms, rows=rows, summary=summary)
-        file.write(result, missing=[{"drafter": each} for each in list(paths)[len(arms) :]])
+        keep(result, [{"drafter": each} for each in list(paths)[len(arms) :]])
     return result
 
 
