@@ -21,7 +21,7 @@ from outrider.core import Chunk, SamplingParams
 from outrider.engine import graphs
 from outrider.engine.batch import Anchors
 from outrider.engine.engine import Engine
-from outrider.engine.graphs import SPARE_REQUEST, DeviceCycle, bucket_of, buckets_up_to
+from outrider.engine.graphs import SPARE_REQUEST, Beginning, DeviceCycle, bucket_of, buckets_up_to
 from outrider.engine.proposer import DFlashProposer, FencedProposer
 from outrider.engine.rejection import DraftBlock
 from outrider.engine.sampling import filtered_probs
@@ -528,17 +528,18 @@ def test_a_table_is_read_when_a_function_runs_and_a_warm_up_leaves_nothing_in_it
 
 def test_the_largest_of_each_form_is_captured_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a small one leaves in the pool would serve no larger one."""
-    engine, _ = noted_engine()
+    engine = make_test_engine(TARGET, scripted(), max_seats=3)
+    engine.use_device_cycle()
     cycle = engine.device_cycle
     assert cycle is not None
     keys: list[Any] = []
-    monkeypatch.setattr(cycle.graphs, "run", lambda key, function: keys.append(key))
+    monkeypatch.setattr(cycle.graphs, "run", lambda half, key, function, part=None: keys.append(key))
     cycle.warm_up(8)
-    assert {key[-1] for key in keys} == {False, True}
-    for form in {(key[0], key[-1]) for key in keys}:
-        sizes = [key[1] for key in keys if (key[0], key[-1]) == form]
-        assert sizes == sorted(sizes, reverse=True)
-        assert form[0] == "draft" or sizes == [8, 4, 2, 1]
+    assert {key for key in keys if isinstance(key, str)} == {"load", "advance"}
+    for is_sampled in (False, True):
+        drafts = [key.num_requests for key in keys if isinstance(key, Beginning) and key.is_sampled == is_sampled]
+        assert drafts == [3, 2, 1]
+        assert [key[1] for key in keys if key[0] == "verify" and key[2] == is_sampled] == [8, 4, 2, 1]
 
 
 def test_on_a_cpu_it_is_not_used() -> None:

@@ -322,7 +322,7 @@ def test_a_table_is_read_when_a_graph_is_replayed_and_not_when_it_was_captured()
             cycle._sent_numbers[:] = [[number] for number in SPARE_REQUEST]  # nothing is written
             cycle._sent_numbers[1] = value
             cycle._received_numbers[:] = -5
-            cycle.graphs.run("verify", "load", cycle._load)
+            cycle._run_load()
             cycle._run_verify(1, is_sampled=False)
             torch.cuda.synchronize()
             assert cycle._requests[1].tolist() == [value] * engine.config.max_seats

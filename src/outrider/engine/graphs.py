@@ -220,7 +220,7 @@ class DeviceCycle:
         columns = list(range(len(requests))) if columns is None else columns
         self._write_table(requests, lengths, columns, is_sampled=is_sampled)
         started_s = perf_counter()
-        self.graphs.run("verify", "load", self._load)
+        self._run_load()
         if not has_begun:
             self._run_beginning(beginning)
         if beginning.draft_length:
@@ -247,7 +247,7 @@ class DeviceCycle:
         if not self.runs_ahead or not is_ready:
             return
         with suppress(DrafterFault):
-            self.graphs.run("draft" if beginning.draft_length else "verify", "advance", self._advance)
+            self._run_advance()
             self._run_beginning(beginning)
             self._begun = beginning
 
@@ -310,7 +310,8 @@ class DeviceCycle:
         Of each form the largest comes first: what it leaves in the pool serves smaller ones, not the other way round.
         """
         self._sent_numbers[:] = SPARE_COLUMN
-        self.graphs.run("verify", "load", self._load)
+        self._run_advance()
+        self._run_load()
         for is_sampled in (False, True):
             for num_requests in reversed(buckets_up_to(self.max_seats, most=self.max_seats)):
                 for draft_length in self.draft_buckets[:1]:
@@ -318,12 +319,17 @@ class DeviceCycle:
             for num_rows in [self.rows_per_pass] if self.rows_per_pass else reversed(buckets_up_to(max_rows)):
                 if not is_sampled or self._fits(num_rows):
                     self._run_verify(num_rows, is_sampled=is_sampled)
-        self.graphs.run("draft" if self.draft_buckets else "verify", "advance", self._advance)
 
     @staticmethod
     def _key(beginning: Beginning) -> Hashable:
         """Of the graph that it is, or is the first part of."""
         return beginning if beginning.draft_length else ("verify", beginning.num_rows, beginning.is_sampled)
+
+    def _run_load(self) -> None:
+        self.graphs.run("verify", "load", self._load)
+
+    def _run_advance(self) -> None:
+        self.graphs.run("draft" if self.draft_buckets else "verify", "advance", self._advance)
 
     def _run_beginning(self, beginning: Beginning) -> None:
         if beginning.draft_length:
