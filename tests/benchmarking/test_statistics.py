@@ -24,6 +24,7 @@ from outrider.benchmarking.statistics import (
     minimum_detectable_effect,
     noise_floor,
     paired_log_ratio,
+    ratio_difference,
     recommended_num_prompts,
 )
 from tests.benchmarking.planted import Floats, blocks, places, seconds
@@ -219,3 +220,44 @@ def test_two_prompts_at_a_high_confidence_have_limits_that_are_numbers() -> None
     found = paired_log_ratio([1.0, 1.0], [1.0, 3.0], confidence=0.9999)
     assert 0 < found.interval[0] < found.interval[1] < np.inf
     assert np.isfinite(noise_floor(found))
+
+
+def test_a_difference_of_ratios_of_sums_pairs_prompts() -> None:
+    """With equal weights below it is the mean of paired differences, whose common part leaves."""
+    hardness = np.array([1.0, 5.0, 2.0, 9.0, 4.0, 7.0, 3.0, 8.0])
+    wobble = np.array([0.1, -0.1, 0.2, 0.0, -0.2, 0.1, 0.0, -0.1])
+    ones = np.ones(8)
+    found = ratio_difference(np.stack([hardness + 0.5 + wobble, ones], 1), np.stack([hardness, ones], 1))
+    assert found.difference == pytest.approx(0.5)
+    assert found.interval is not None
+    low, high = found.interval
+    assert 0.35 < low < 0.5 < high < 0.65
+    assert found.num_prompts == 8
+
+
+def test_a_difference_of_ratios_weighs_prompts_by_their_cycles() -> None:
+    found = ratio_difference([[10, 10], [0, 30]], [[0, 10], [0, 30]])
+    assert found.difference == pytest.approx(10 / 40)  # a mean of the prompts' ratios would be 1 / 2
+
+
+def test_equal_arms_and_single_prompts_have_the_intervals_they_can_have() -> None:
+    counts = [[3, 10], [4, 11], [9, 12]]
+    same = ratio_difference(counts, counts)
+    assert same.difference == 0
+    assert same.interval == (0, 0)
+    assert ratio_difference([[3, 10]], [[2, 10]]).interval is None
+    for first, second in (([[1, 0]], [[1, 1]]), ([[1, 1]], [[1, 1], [2, 2]]), ([], [])):
+        with pytest.raises(ValueError, match=r"paired by prompt|above 0 below"):
+            ratio_difference(first, second)
+
+
+def test_intervals_of_ratio_differences_cover_the_truth() -> None:
+    random, num_covered_runs = np.random.default_rng(5), 0
+    for _ in range(60):
+        cycles = random.integers(20, 60, size=24)
+        hardness = random.gamma(4.0, 0.25, size=24)
+        first, second = (random.poisson(cycles * hardness * gain) for gain in (1.2, 1.0))
+        truth = 0.2  # the mean of hardness is 1
+        low, high = ratio_difference(np.stack([first, cycles], 1), np.stack([second, cycles], 1)).interval or (0, 0)
+        num_covered_runs += low <= truth <= high
+    assert num_covered_runs >= 51

@@ -40,7 +40,7 @@ def test_generate_and_run_pass_on_what_was_asked(monkeypatch: pytest.MonkeyPatch
     assert json.loads(trained.stdout) == {"a": record}
     assert calls[0][1].name == calls[1][1][0].name == "gemma3-270m-dflash"
     assert calls[1][3] == Path(out)
-    assert calls[1][4]["keeping"] is None
+    assert calls[1][4]["options"].keeping is None
 
 
 def write_recipe(path: Path) -> Path:
@@ -99,8 +99,24 @@ def test_answers_to_conversations_are_written_described_and_trained_on(
     assert card["num_conversations"] == 8
     assert json.loads(data.with_name("answers.pt.card.json").read_text()) == card
     assert "answered 8/8 conversations" in written.stderr
-    trained = CliRunner().invoke(app, ["train", "run", *shared, "--out", str(tmp_path)], catch_exceptions=False)
+    before = sorted(tmp_path.rglob("*"))
+    told = CliRunner().invoke(
+        app, ["train", "run", *shared, "--out", str(tmp_path), "--preflight"], catch_exceptions=False
+    )
+    found = json.loads(told.stdout)
+    assert found["seconds"] > 0.0
+    assert found["peak_bytes"] == sum(found["memory_bytes"].values())
+    assert sorted(tmp_path.rglob("*")) == before
+    trained = CliRunner().invoke(
+        app, ["train", "run", *shared, "--out", str(tmp_path), "--micro-batches", "2"], catch_exceptions=False
+    )
+    assert "memory: " in trained.stderr
     assert json.loads(trained.stdout)["tiny"]["finished"]
+
+    (tmp_path / "target" / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}!{% endfor %}")
+    with pytest.raises(ConfigError, match="chats written with another template than the target's now"):
+        CliRunner().invoke(app, ["train", "run", *shared, "--out", str(tmp_path)], catch_exceptions=False)
+    (tmp_path / "target" / "chat_template.jinja").unlink()
 
     asked.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]}')
     monkeypatch.setattr(sys, "argv", ["outrider", *asking])

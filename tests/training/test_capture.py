@@ -10,7 +10,7 @@ from outrider.errors import ConfigError
 from outrider.kernels.reference import TorchKernels
 from outrider.models.attention import Rows, allocate_caches
 from outrider.models.gemma import GemmaTarget
-from outrider.training.capture import GridKernels, GridRunner
+from outrider.training.capture import GridKernels, GridRunner, Taps
 from tests.training import tiny
 
 TAPS = (0, 2)
@@ -81,3 +81,10 @@ def test_norms_of_half_precision_are_taken_in_float32() -> None:
 def test_texts_beyond_the_window_are_refused() -> None:
     with pytest.raises(ConfigError, match="sequence_tokens=41 exceeds"):
         GridRunner(tiny.target(), num_sequences=1, num_positions=41)
+
+
+def test_taps_are_given_by_layer_in_the_order_asked() -> None:
+    values = torch.arange(3.0).repeat_interleave(tiny.HIDDEN).expand(1, 2, -1)
+    taps = Taps(values, (0, 1, 2))
+    assert taps.of((2, 0))[0, 0].tolist() == [2.0] * tiny.HIDDEN + [0.0] * tiny.HIDDEN
+    assert taps.of((0, 1, 2)) is values

@@ -11,14 +11,14 @@ import torch
 
 from outrider import environment
 from outrider.errors import ConfigError
-from outrider.training import checkpoint, trainer
+from outrider.training import checkpoint, loop
 from outrider.training.capture import GridRunner
 from outrider.training.checkpoint import CheckpointOptions, resume, write_checkpoint
 from outrider.training.config import Recipe
 from outrider.training.dataset import BlockDataset
 from outrider.training.export import exported_tensors
 from outrider.training.generate import TextKind
-from outrider.training.trainer import TrainingRun, train
+from outrider.training.loop import TrainingRun, train
 from tests.training import tiny
 
 TEXT: dict[str, Any] = {"target_sha256": "ab" * 32, "num_tokens": 5, "openings_by_category": {"code": 1}}
@@ -45,7 +45,7 @@ def go_on(run: TrainingRun, until_step: int) -> None:
 def test_a_resumed_run_is_bit_for_bit_the_one_that_was_not_interrupted(
     optimizer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(trainer, "LOG_EVERY_STEPS", 1)
+    monkeypatch.setattr(loop, "LOG_EVERY_STEPS", 1)
     whole, first = fresh_run(recipes(optimizer)), fresh_run(recipes(optimizer))
     go_on(whole, NUM_STEPS)
     go_on(first, 3)

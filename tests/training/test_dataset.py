@@ -19,7 +19,7 @@ from outrider.training.dataset import (
     step_generator,
 )
 from outrider.training.generate import TextBatch, TextKind
-from outrider.training.losses import block_loss
+from outrider.training.losses import row_losses
 from tests.training import tiny
 
 
@@ -47,15 +47,15 @@ def test_a_drafter_that_knows_the_text_has_no_loss(shift: int, low: float, high:
     logits = torch.full((3, 3, 50), -50.0)
     right = 20 + anchors[0, :, None] + torch.arange(1, 4)
     logits.scatter_(2, right[..., None], 0.0)
-    loss = block_loss(
-        logits,
-        batch.candidate_ids[0],
-        batch.candidate_probs[0],
-        batch.label_mask[0],
-        decay=3.0,
-        cross_entropy_weight=1.0,
-        total_variation_weight=0.0,
-    ).loss.item()
+    kept = batch.label_mask[0]
+    losses, _ = row_losses(
+        logits[kept],
+        batch.candidate_ids[0][kept],
+        batch.candidate_probs[0][kept],
+        None,
+        replace(tiny.OPTIMIZE, cross_entropy_weight=1.0, total_variation_weight=0.0),
+    )
+    loss = losses.mean().item()
     assert low <= loss < high
 
 
@@ -90,11 +90,15 @@ def test_repeats_are_those_of_the_metrics(ngram: int) -> None:
         assert flags == [ends_known_ngram(row[: end + 1], ngram) for end in range(len(row))]
 
 
+def uniform(weights: torch.Tensor, *, seed: int) -> torch.Tensor:
+    return torch.rand(weights.shape, generator=torch.Generator().manual_seed(seed))
+
+
 def test_anchors_are_drawn_uniformly_and_never_where_the_weight_is_zero() -> None:
     """T-073: of 7 candidates each is among 5 anchors in 5/7 of 7,000 draws."""
     weights = torch.zeros(7_000, 12)
     weights[:, 3:10] = 1.0
-    anchors, real = sample_anchors(weights, 5, torch.Generator().manual_seed(2))
+    anchors, real = sample_anchors(weights, 5, uniform(weights, seed=2))
     assert bool(real.all())
     counts = torch.bincount(anchors.flatten(), minlength=12)
     assert counts[:3].sum() == counts[10:].sum() == 0
@@ -104,9 +108,9 @@ def test_anchors_are_drawn_uniformly_and_never_where_the_weight_is_zero() -> Non
 
 def test_a_light_anchor_is_drawn_in_proportion_and_spare_ones_are_not_real() -> None:
     weights = torch.tensor([[0.0, 1.0, 0.25, 0.0]]).expand(8_000, -1)
-    anchors, _ = sample_anchors(weights, 1, torch.Generator().manual_seed(3))
+    anchors, _ = sample_anchors(weights, 1, uniform(weights, seed=3))
     assert (anchors == 2).float().mean().item() == pytest.approx(0.2, abs=0.02)
-    anchors, real = sample_anchors(weights[:50], 3, torch.Generator().manual_seed(3))
+    anchors, real = sample_anchors(weights[:50], 3, uniform(weights[:50], seed=3))
     assert real.sum(dim=1).tolist() == [2] * 50
     assert set(anchors[real].tolist()) == {1, 2}
 

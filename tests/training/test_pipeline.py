@@ -17,7 +17,7 @@ from outrider.models.registry import load_drafter
 from outrider.training.checkpoint import CheckpointOptions
 from outrider.training.generate import TextKind
 from outrider.training.losses import BlockLoss
-from outrider.training.pipeline import make_text, open_target, read_text, train_drafters
+from outrider.training.pipeline import RunOptions, make_text, open_target, read_text, train_drafters, write_text
 from outrider.training.trainer import Trainer
 from tests.training import tiny
 
@@ -71,6 +71,41 @@ def test_text_of_another_target_is_refused(run: Path, tmp_path: Path) -> None:
         train_drafters(other, [tiny.recipe()], run / "data.pt", tmp_path, device=CPU, progress=lambda line: None)
 
 
+def test_text_of_another_tokenizer_is_refused(run: Path, tmp_path: Path) -> None:
+    """Weights are the same; the ids mean something else."""
+    other = tiny.write_target(tmp_path / "target")
+    spelled = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(spelled.replace('"a":', '"%":').replace('"%": 9', '"a": 9'))
+    assert (other / "tokenizer.json").read_text() != spelled
+    with pytest.raises(ConfigError, match=r"made with another tokenizer .* Put back the target's own tokenizer.json"):
+        train_drafters(other, [tiny.recipe()], run / "data.pt", tmp_path, device=CPU, progress=lambda line: None)
+
+
+def test_text_without_any_answer_is_refused(run: Path, tmp_path: Path) -> None:
+    facts, batches = read_text(run / "data.pt", device=CPU)
+    for batch in batches:
+        batch.first_label = batch.num_valid.clone()
+    write_text(tmp_path / "empty.pt", facts, batches)
+    with pytest.raises(ConfigError, match=r"empty.pt: no sequence has an answer to train on"):
+        train_drafters(
+            run / "target", [tiny.recipe()], tmp_path / "empty.pt", tmp_path, device=CPU, progress=lambda line: None
+        )
+
+
+def test_a_recipe_that_starts_from_a_drafter_goes_on_from_it(run: Path, tmp_path: Path) -> None:
+    """No step taken, so the drafter comes out as it went in; an int8 group that was rounded rounds to itself."""
+    recipe = tiny.recipe()
+    train_drafters(run / "target", [recipe], run / "data.pt", tmp_path / "old", device=CPU, progress=lambda line: None)
+    again = replace(recipe, warm_start=str(tmp_path / "old" / "tiny"), optimize=replace(recipe.optimize, num_steps=1))
+    again = replace(again, optimize=replace(again.optimize, learning_rate=1e-12))
+    train_drafters(run / "target", [again], run / "data.pt", tmp_path / "new", device=CPU, progress=lambda line: None)
+    old, new = (load_file(tmp_path / name / "tiny" / "model.safetensors") for name in ("old", "new"))
+    assert old.keys() == new.keys()
+    for name, values in old.items():
+        assert (values.float() - new[name].float()).abs().max() <= (1.0 if values.dtype == torch.int8 else 1e-3), name
+    assert torch.equal(old["d2t"], new["d2t"])
+
+
 def test_taps_kept_with_the_text_train_the_same_drafter(run: Path, tmp_path: Path) -> None:
     """Whatever the order in which the drafter reads its layers; text with taps of other layers is refused."""
     base = tiny.recipe(drafter={"target_layer_ids": (2, 0)})
@@ -107,8 +142,9 @@ def test_a_run_in_several_calls_is_the_run_in_one(run: Path, monkeypatch: pytest
 
     def call(out: str, keeping: CheckpointOptions | None) -> tuple[dict[str, Any], list[str]]:
         messages: list[str] = []
+        options = RunOptions(keeping=keeping)
         train_drafters(
-            run / "target", [recipe], data, tmp_path / out, device=CPU, progress=messages.append, keeping=keeping
+            run / "target", [recipe], data, tmp_path / out, device=CPU, progress=messages.append, options=options
         )
         return json.loads((tmp_path / out / "tiny" / "training_record.json").read_text()), messages
 
@@ -119,15 +155,15 @@ def test_a_run_in_several_calls_is_the_run_in_one(run: Path, monkeypatch: pytest
     load_drafter(tmp_path / "parts" / "tiny", serving, target_name="tiny", context_length=32)
 
     with monkeypatch.context() as patched:
-        losses, step = [0], Trainer.step
+        losses, accumulate = [0], Trainer.accumulate
 
-        def lose_the_machine(self: Trainer, *given: Any) -> BlockLoss:
+        def lose_the_machine(self: Trainer, *given: Any, **named: Any) -> BlockLoss:
             losses[0] += 1
             if losses[0] == 4:
                 raise KeyboardInterrupt
-            return step(self, *given)
+            return accumulate(self, *given, **named)
 
-        patched.setattr(Trainer, "step", lose_the_machine)
+        patched.setattr(Trainer, "accumulate", lose_the_machine)
         with pytest.raises(KeyboardInterrupt):
             call("parts", CheckpointOptions(file=kept, every_steps=2))
 
@@ -146,14 +182,14 @@ def test_a_loss_that_is_not_finite_leaves_the_last_checkpoint(
     run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     recipe, keeping = tiny.recipe(optimize={"num_steps": 6}), CheckpointOptions(file=tmp_path / "run.pt", every_steps=2)
-    step, calls = Trainer.step, [0]
+    accumulate, calls = Trainer.accumulate, [0]
 
-    def spoilt(self: Trainer, *given: Any) -> BlockLoss:
+    def spoilt(self: Trainer, *given: Any, **named: Any) -> BlockLoss:
         calls[0] += 1
-        result = step(self, *given)
+        result = accumulate(self, *given, **named)
         return replace(result, loss=result.loss / 0.0) if calls[0] == 4 else result
 
-    monkeypatch.setattr(Trainer, "step", spoilt)
+    monkeypatch.setattr(Trainer, "accumulate", spoilt)
     with pytest.raises(ConfigError, match="tiny: the loss of step 3 is not finite"):
         train_drafters(
             run / "target",
@@ -162,7 +198,7 @@ def test_a_loss_that_is_not_finite_leaves_the_last_checkpoint(
             tmp_path / "out",
             device=CPU,
             progress=lambda line: None,
-            keeping=keeping,
+            options=RunOptions(keeping=keeping),
         )
     assert torch.load(keeping.file, weights_only=True)["num_steps_done"] == 2
     assert not (tmp_path / "out").exists()

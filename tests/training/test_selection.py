@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from outrider.training.capture import GridRunner
+from outrider.training.capture import GridRunner, Taps
 from outrider.training.dataset import anchor_candidates, make_blocks
 from outrider.training.generate import TextKind
 from outrider.training.selection import GreedyWalk, evaluate_greedy, evaluate_sampled, walk
@@ -96,5 +96,14 @@ def test_sampled_figures_are_the_acceptance_of_all_blocks(trainer: Trainer, runn
     batch = make_blocks(text, anchors, anchor_candidates(text), block_size=4)
     layers = trainer.recipe.drafter.target_layer_ids
     taps = torch.cat([runner.taps(batch.token_ids[:8], layers), runner.taps(batch.token_ids[8:], layers)])
-    expected = trainer.loss(taps, batch).acceptance_by_slot
+    expected = trainer.loss(Taps(taps, trainer.recipe.drafter.target_layer_ids), batch).acceptance_by_slot
     assert found == pytest.approx(expected.tolist(), rel=1e-4)
+
+
+def test_drafters_whose_anchor_predicts_are_walked_to_their_last_slot() -> None:
+    """DSpark: a block of 4 slots drafts 4; a Markov bias is by the text, which is the drafts' up to the first miss."""
+    trainer = tiny.trainer(tiny.dspark_recipe(drafter={"draft_vocab_size": tiny.VOCAB}))
+    runner = GridRunner(trainer.target, num_sequences=8, num_positions=NUM_POSITIONS)
+    walks = evaluate_greedy(trainer, runner, tiny.text(2, num_positions=NUM_POSITIONS))
+    assert [each.draft_length for each in walks] == [1, 2, 3, 4]
+    assert len(evaluate_sampled(trainer, runner, tiny.text(2, kind=TextKind.SAMPLED))) == 4

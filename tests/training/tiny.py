@@ -18,9 +18,11 @@ from torch import Tensor
 from outrider.kernels.reference import TorchKernels
 from outrider.models.gemma import GemmaTarget
 from outrider.models.registry import load_target
-from outrider.training.capture import GridKernels
+from outrider.training.capture import GridKernels, GridRunner, Taps
 from outrider.training.config import DrafterShape, GenerateConfig, OptimizeConfig, Recipe
 from outrider.training.generate import TextBatch, TextKind
+from outrider.training.losses import BlockLoss
+from outrider.training.parallel import ALONE
 from outrider.training.trainer import Trainer
 from outrider.weights.loader import Checkpoint
 from outrider.weights.packed import DenseWeight
@@ -175,6 +177,29 @@ def trainer(chosen: Recipe, *, on: GemmaTarget | None = None) -> Trainer:
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(noise / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 1.0 + 0.2 * noise)
     return made
+
+
+def dspark_recipe(
+    kind: str = "vanilla", *, drafter: dict[str, Any] | None = None, optimize: dict[str, Any] | None = None
+) -> Recipe:
+    """DSpark with both heads and the losses of DeepSpec (formats.md §3.2)."""
+    shape = {"sample_from_anchor": True, "markov_head_type": kind, "markov_rank": 32}
+    shape |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
+    losses = {"cross_entropy_weight": 0.1, "total_variation_weight": 0.0, "probability_l1_weight": 0.9}
+    return recipe(
+        drafter={**shape, **(drafter or {})}, optimize={**losses, "confidence_weight": 1.0, **(optimize or {})}
+    )
+
+
+def step(trainer: Trainer, text: TextBatch, *, number: int = 0) -> BlockLoss:
+    """One step on a text, as step `number` would draw its anchors."""
+    layers = trainer.recipe.tap_layers(NUM_LAYERS)
+    runner = GridRunner(trainer.target, num_sequences=len(text.token_ids), num_positions=text.token_ids.shape[1])
+    batch = trainer.blocks(text, number)
+    total = trainer.slot_weights(batch).sum()
+    result = trainer.accumulate(Taps(runner.taps(text.token_ids, layers), layers), batch, total_weight=total)
+    trainer.update(result, ALONE)
+    return result
 
 
 def text(

@@ -64,6 +64,13 @@ class LLM:
         engine = self.engine
         return LLM(make_engine(engine.target, None, self.tokenizer, engine.config), self.tokenizer)
 
+    def with_drafter(self, path: Path, *, target_name: str) -> LLM:
+        """A second LLM on the same target, with caches of its own and the drafter of a directory."""
+        engine = self.engine
+        length = engine.config.context_length
+        drafter = load_drafter(path, engine.target, target_name=target_name, context_length=length)
+        return LLM(make_engine(engine.target, drafter, self.tokenizer, engine.config), self.tokenizer)
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; text gets a begin token if it has none, ids are taken as they are."""
         if isinstance(prompt, str):

@@ -48,6 +48,17 @@ class PairedRatio:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RatioDifference:
+    """Σa ÷ Σb of one arm less that of another, over the same prompts."""
+
+    difference: float
+    interval: tuple[float, float] | None
+    """None for a single prompt."""
+    confidence: float
+    num_prompts: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class McNemar:
     """Two arms right or wrong on the same questions."""
 
@@ -162,6 +173,47 @@ def paired_log_ratio(
         num_prompts=len(values),
         log_sd=float(values.std(ddof=1)),
     )
+
+
+def ratio_difference(first: ArrayLike, second: ArrayLike, *, confidence: float = CONFIDENCE) -> RatioDifference:
+    """The first arm's ratio of sums less the second's, from counts (a, b) [prompts, 2] of each, b above 0 in all.
+
+    Prompts are resampled with their pairs kept, and ratios are formed of the resampled sums (BCa bootstrap, as
+    `mean_interval`); where that is undefined, the interval is t's of the linearised differences
+    d_i = (a_i − R·b_i) ÷ mean(b) (Cochran 1977, ratio estimates). ValueError for counts that do not pair.
+    """
+    one, two = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    if one.shape != two.shape or one.ndim != 2 or one.shape[1] != 2 or not len(one):
+        raise ValueError(f"arms are paired by prompt; here are shapes {one.shape} and {two.shape}")
+    if not ((one[:, 1] > 0).all() and (two[:, 1] > 0).all()):
+        raise ValueError("a ratio needs counts above 0 below it; leave out prompts without")
+
+    def difference(a: Floats, b: Floats, c: Floats, d: Floats, axis: int = -1) -> Floats:
+        return np.asarray(a.sum(axis=axis) / b.sum(axis=axis) - c.sum(axis=axis) / d.sum(axis=axis))
+
+    columns = (*one.T, *two.T)
+    found, interval = float(difference(*columns)), None
+    if len(one) > 1:
+        linear = [
+            (each[:, 0] - each[:, 0].sum() / each[:, 1].sum() * each[:, 1]) / each[:, 1].mean() for each in (one, two)
+        ]
+        low, high = mean_interval(linear[0] - linear[1], confidence=confidence)
+        interval = found + float(low), found + float(high)
+        if low < high:
+            resampled = stats.bootstrap(
+                columns,
+                difference,
+                paired=True,
+                vectorized=True,
+                confidence_level=confidence,
+                n_resamples=NUM_RESAMPLES,
+                batch=100,
+                method="BCa",
+                rng=np.random.default_rng(0),
+            ).confidence_interval
+            if isfinite(resampled.low) and isfinite(resampled.high):
+                interval = float(resampled.low), float(resampled.high)
+    return RatioDifference(difference=found, interval=interval, confidence=confidence, num_prompts=len(one))
 
 
 def noise_floor(again: PairedRatio) -> float:

@@ -246,11 +246,11 @@ def _make_arm(
         target=target,
         drafter=llm.drafter_name,
         kernels=llm.kernels_name,
-        render=_chat_renderer(llm, target),
+        render=chat_renderer(llm, target),
     )
 
 
-def _chat_renderer(llm: LLM, target: str) -> Callable[[Item], Rendering]:
+def chat_renderer(llm: LLM, target: str) -> Callable[[Item], Rendering]:
     """Chats to text as `serve` would write them, without thoughts."""
     from outrider.benchmarking.arms import Rendering
     from outrider.server.chat import find_template

@@ -57,7 +57,7 @@ class DFlashDrafter:
         self.hidden_norm = reader.norm("hidden_norm.weight", size)
         self.final_norm = reader.norm("norm.weight", size)
         self.layers = [read_layer(reader, index, config) for index in range(len(config.layers))]
-        self.draft_to_target = _read_vocabulary(claims, config, source, target.device)
+        self.draft_to_target = read_vocabulary(claims, config, source, target.device)
         self.embedding = _read_embedding(claims, config, target, kernels)
         self.head = _read_head(reader, config, target, self.draft_to_target)
         self.markov = MarkovHead.read(reader.without_quantization(), config, self.draft_to_target)
@@ -218,7 +218,7 @@ class DFlashDrafter:
         return self.kernels.best(rows, self.head, cap=self._cap)[1].view(hidden.shape[:2])
 
 
-def _read_vocabulary(claims: TensorClaims, config: DrafterConfig, source: Path, device: torch.device) -> Tensor | None:
+def read_vocabulary(claims: TensorClaims, config: DrafterConfig, source: Path, device: torch.device) -> Tensor | None:
     """Target id of each draft id, int64 [Vd]; files store it as the difference `d2t` (formats.md §2.5)."""
     if config.draft_vocab_size == config.vocab_size:
         return None

@@ -71,9 +71,18 @@ class AnswerOptions:
         return int(conversation.key[:8], 16) < self.thinking_share * 2**32
 
 
+def chat_sha256(chat: ChatFormat) -> str:
+    """SHA-256 of what a template writes for a short chat, without thoughts and with."""
+    return hashlib.sha256(json.dumps(_rendered(chat)).encode()).hexdigest()
+
+
+def _rendered(chat: ChatFormat) -> list[str]:
+    return [chat.prompt(_PROBE, (), thinking=thinking) for thinking in (False, True)]
+
+
 def check_chat(backend: Backend, tokenizer: Tokenizer, chat: ChatFormat, options: AnswerOptions) -> str:
-    """SHA-256 of what the template writes; ConfigError where template, tokenizer and backend do not belong together."""
-    rendered = [chat.prompt(_PROBE, (), thinking=thinking) for thinking in (False, True)]
+    """The template's `chat_sha256`; ConfigError where template, tokenizer and backend do not belong together."""
+    rendered = _rendered(chat)
     unknown = sorted({mark for text in rendered for mark in _MARKER.findall(text) if tokenizer.id_of(mark) is None})
     if unknown:
         raise ConfigError(
@@ -84,7 +93,7 @@ def check_chat(backend: Backend, tokenizer: Tokenizer, chat: ChatFormat, options
         raise ConfigError(f"the chat template ({chat.name}) knows no thoughts. Leave --thinking-share out.")
     if list(backend.encode(rendered[0])) != tokenizer.encode(rendered[0]):
         raise ConfigError("the backend reads text with another tokenizer than the target's. Serve the target itself.")
-    return hashlib.sha256(json.dumps(rendered).encode()).hexdigest()
+    return chat_sha256(chat)
 
 
 def unwritable(conversation: Conversation, chat: ChatFormat, options: AnswerOptions) -> str | None:

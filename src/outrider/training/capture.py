@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,6 +56,21 @@ class GridKernels(TorchKernels):
         return attended.transpose(1, 2).reshape(queries.shape)
 
 
+@dataclass(frozen=True)
+class Taps:
+    """Outputs of some target layers over texts."""
+
+    values: Tensor  # [S, P, layers * N]
+    layers: tuple[int, ...]
+
+    def of(self, layers: tuple[int, ...]) -> Tensor:
+        """Those of the asked layers, in the order asked, [S, P, layers * N]."""
+        if layers == self.layers:
+            return self.values
+        columns = self.values.chunk(len(self.layers), dim=-1)
+        return torch.cat([columns[self.layers.index(layer)] for layer in layers], dim=-1)
+
+
 class GridRunner:
     """A target and caches for `num_sequences` texts of at most `num_positions` tokens."""
 
@@ -62,7 +78,7 @@ class GridRunner:
         window = min((spec.window for spec in target.config.layers if spec.window), default=num_positions)
         if num_positions > window:
             raise ConfigError(f"sequence_tokens={num_positions} exceeds the target's sliding window of {window}.")
-        self.target, self.num_sequences = target, num_sequences
+        self.target, self.num_sequences, self.num_positions = target, num_sequences, num_positions
         self.caches = allocate_caches(
             target.config.layers,
             num_seats=num_sequences,

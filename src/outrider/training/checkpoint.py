@@ -13,7 +13,7 @@ import torch
 from outrider import environment
 from outrider.errors import ConfigError
 from outrider.training.files import write_whole
-from outrider.training.trainer import TrainingRun
+from outrider.training.loop import TrainingRun
 
 SCHEMA = 1
 MAX_DIFFERENCES_SHOWN = 3

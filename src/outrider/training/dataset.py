@@ -54,15 +54,8 @@ class TextPool:
 
     def take(self, rows: Tensor) -> TextBatch:
         """The sequences `rows`, int64 [S]."""
-        return TextBatch(
-            self.kind,
-            self.token_ids[rows],
-            self.first_label[rows],
-            self.num_valid[rows],
-            None if self.candidate_ids is None else self.candidate_ids[rows],
-            None if self.candidate_probs is None else self.candidate_probs[rows],
-            None if self.taps is None else self.taps[rows],
-        )
+        every = (self.token_ids, self.first_label, self.num_valid, self.candidate_ids, self.candidate_probs, self.taps)
+        return TextBatch(self.kind, *every).take(rows)
 
 
 def inside_repeats(token_ids: Tensor, *, ngram: int = REPEAT_NGRAM) -> Tensor:
@@ -83,13 +76,13 @@ def anchor_candidates(text: TextBatch) -> Tensor:
     return (labels >= text.first_label[:, None]) & (labels < text.num_valid[:, None])
 
 
-def sample_anchors(weights: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def sample_anchors(weights: Tensor, count: int, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Draw `count` = A different positions a row of weights [S, P]; a weight of zero is never drawn.
 
-    Returns positions int64 [S, A] and real bool [S, A], false where a row has too few positions.
+    noise [S, P] is uniform in [0, 1). Returns positions int64 [S, A] and real bool [S, A], false where a row has too
+    few positions.
     """
-    noise = torch.rand(weights.shape, device=weights.device, generator=generator).clamp_min(1e-12)
-    scores = torch.where(weights > 0, noise.log() / weights.clamp_min(1e-12), -torch.inf)
+    scores = torch.where(weights > 0, noise.clamp_min(1e-12).log() / weights.clamp_min(1e-12), -torch.inf)
     top = scores.topk(count, dim=-1)
     return top.indices, top.values > -torch.inf
 

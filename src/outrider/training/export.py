@@ -10,20 +10,23 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from outrider.training.config import DrafterShape
+from outrider.training.files import write_folder
 from outrider.training.trainer import Trainer
 from outrider.weights.packed import quantize_int8
 
 GROUP_SIZE = 32
+_DENSE = ("confidence_head.", "markov_head.gate_proj", "markov_head.joint_proj")
 
 
 def exported_tensors(trainer: Trainer) -> dict[str, Tensor]:
     """Matrices as int8 with float16 scales (compressed-tensors `int-quantized`), norms as float32, d2t as int32.
 
-    Embedding and head are the target's own and are not written.
+    Embedding and head are the target's own and are not written. The small matrices of heads stay as they are.
     """
     tensors: dict[str, Tensor] = {}
     for name, value in trainer.model.state_dict().items():
-        if value.dim() == 2:
+        if value.dim() == 2 and not name.startswith(_DENSE) and value.shape[1] % GROUP_SIZE == 0:
             packed = quantize_int8(name, value.cpu(), group_size=GROUP_SIZE)
             tensors[name] = packed.values
             tensors[name.removesuffix(".weight") + ".weight_scale"] = packed.scales.to(torch.float16)
@@ -36,34 +39,30 @@ def exported_tensors(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def exported_config(trainer: Trainer) -> dict[str, Any]:
-    """A z-lab style config; every option that changes the forward pass is in it."""
-    shape, target = trainer.recipe.drafter, trainer.target.config
+    """A z-lab style config, or DeepSpec's for Gemma 4 layers; every option that changes the forward pass is in it."""
+    shape, target, spec = trainer.recipe.drafter, trainer.target.config, trainer.config
     return {
-        "architectures": ["DFlashDraftModel"],
-        "model_type": "qwen3",
+        **(_gemma4_fields(shape) if shape.is_gemma4 else _pre_norm_fields(shape)),
         "hidden_size": target.hidden_size,
         "intermediate_size": shape.intermediate_size,
         "num_hidden_layers": shape.num_layers,
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_theta": shape.rope_theta,
-        "layer_types": ["sliding_attention"] * shape.num_layers,
-        "sliding_window": shape.sliding_window,
-        "use_sliding_window": True,
+        "rms_norm_eps": spec.rms_norm_eps,
+        "layer_types": [layer.kind.value for layer in spec.layers],
+        "final_logit_softcapping": spec.final_logit_softcapping,
         "vocab_size": target.vocab_size,
         "draft_vocab_size": shape.draft_vocab_size,
         "block_size": shape.block_size,
         "num_target_layers": len(target.layers),
         "num_speculative_tokens": trainer.recipe.num_speculative_tokens,
         "is_causal": shape.is_causal,
-        "dflash_config": {
-            "mask_token_id": shape.mask_token_id,
-            "target_layer_ids": list(shape.target_layer_ids),
-            "scale_block_embeddings": True,
-        },
+        "sample_from_anchor": shape.sample_from_anchor,
+        "markov_rank": shape.markov_rank,
+        "markov_head_type": shape.markov_head_type,
+        "enable_confidence_head": shape.enable_confidence_head,
+        "confidence_head_with_markov": shape.confidence_head_with_markov,
         "quantization_config": {
             "quant_method": "compressed-tensors",
             "format": "int-quantized",
@@ -83,9 +82,45 @@ def exported_config(trainer: Trainer) -> dict[str, Any]:
     }
 
 
+def _pre_norm_fields(shape: DrafterShape) -> dict[str, Any]:
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "hidden_act": "silu",
+        "sliding_window": shape.sliding_window or None,
+        "use_sliding_window": shape.sliding_window > 0,
+        "rope_theta": shape.rope_theta,
+        "dflash_config": {
+            "mask_token_id": shape.mask_token_id,
+            "target_layer_ids": list(shape.target_layer_ids),
+            "scale_block_embeddings": shape.scale_block_embeddings,
+        },
+    }
+
+
+def _gemma4_fields(shape: DrafterShape) -> dict[str, Any]:
+    rope = {"rope_theta": shape.rope_theta, "rope_type": "default"}
+    turning = {"rope_type": "proportional", "partial_rotary_factor": shape.rope_rotated}
+    return {
+        "architectures": ["Gemma4DSparkModel"],
+        "model_type": "gemma4_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": max(1, shape.sliding_window),  # which no layer reads, for all are full
+        "global_head_dim": shape.head_dim,
+        "num_global_key_value_heads": shape.num_kv_heads,
+        "attention_k_eq_v": True,
+        "rope_parameters": {"full_attention": {**rope, **turning}, "sliding_attention": rope},
+        "mask_token_id": shape.mask_token_id,
+        "target_layer_ids": list(shape.target_layer_ids),
+    }
+
+
 def export_drafter(trainer: Trainer, directory: Path, *, record: dict[str, Any]) -> None:
-    """Write config.json, model.safetensors and training_record.json."""
-    directory.mkdir(parents=True, exist_ok=True)
-    save_file(exported_tensors(trainer), directory / "model.safetensors")
-    (directory / "config.json").write_text(json.dumps(exported_config(trainer), indent=2) + "\n")
-    (directory / "training_record.json").write_text(json.dumps(record, indent=1) + "\n")
+    """Write config.json, model.safetensors and training_record.json, all of them or none."""
+
+    def fill(folder: Path) -> None:
+        save_file(exported_tensors(trainer), folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(exported_config(trainer), indent=2) + "\n")
+        (folder / "training_record.json").write_text(json.dumps(record, indent=1) + "\n")
+
+    write_folder(directory, fill, what="drafter")

@@ -37,6 +37,11 @@ class TextBatch:
     candidate_probs: Tensor | None  # float16 [S, P, K]: their unfiltered probabilities at temperature 1
     taps: Tensor | None = None  # bfloat16 [S, P, taps * N] where the recipe keeps them; the last position's are zero
 
+    def take(self, rows: Tensor | slice) -> TextBatch:
+        """Some of the sequences."""
+        every = (self.token_ids, self.first_label, self.num_valid, self.candidate_ids, self.candidate_probs, self.taps)
+        return TextBatch(self.kind, *(None if each is None else each[rows] for each in every))  # type: ignore[arg-type]
+
 
 def encode_openings(
     openings: list[Opening], tokenizer: Tokenizer, *, max_tokens: int, device: torch.device

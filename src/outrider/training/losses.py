@@ -7,16 +7,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from outrider.training.config import OptimizeConfig
 
 ROWS_AT_A_TIME = 1024
 
 
 @dataclass(frozen=True)
 class BlockLoss:
-    """Loss of one step and the acceptance it implies."""
+    """Loss of a step, or of a part of it (then its share), and the acceptance it implies."""
 
     loss: Tensor  # scalar
-    acceptance_by_slot: Tensor  # [K']: mean chance that slot k is accepted, given that those before it were
+    accepted: Tensor  # float32 [K']: chances that slot k is accepted, given that those before it were, summed
+    counted: Tensor  # float32 [K']: over so many blocks
+
+    @property
+    def acceptance_by_slot(self) -> Tensor:
+        """Mean chances, [K']."""
+        return self.accepted / self.counted.clamp_min(1)
+
+    def __add__(self, other: BlockLoss) -> BlockLoss:
+        """Of both parts of a step."""
+        return BlockLoss(self.loss + other.loss, self.accepted + other.accepted, self.counted + other.counted)
 
 
 def position_weights(num_slots: int, *, decay: float, device: torch.device | str = "cpu") -> Tensor:
@@ -54,32 +67,37 @@ def candidate_log_probs(logits: Tensor, draft_ids: Tensor) -> Tensor:
     return torch.where(draft_ids >= 0, chosen.view(draft_ids.shape), -torch.inf)
 
 
-def block_loss(
-    logits: Tensor,
-    draft_ids: Tensor,
-    target_probs: Tensor,
-    mask: Tensor,
-    *,
-    decay: float,
-    cross_entropy_weight: float,
-    total_variation_weight: float,
-    distillation: Tensor | None = None,
-) -> BlockLoss:
-    """Cross-entropy and total variation against the target's likeliest candidates.
+def row_losses(
+    logits: Tensor, draft_ids: Tensor, target_probs: Tensor, teacher_logits: Tensor | None, options: OptimizeConfig
+) -> tuple[Tensor, Tensor]:
+    """What each row of logits costs, and the chance that its draft is accepted; both float32 [R].
 
-    logits [B, K', Vd], draft_ids int64 [B, K', C] (-1: outside the draft vocabulary), target_probs [B, K', C],
-    mask bool [B, K']. 1 - total variation is the acceptance probability of rejection sampling; for a point mass (greedy
-    text) it is the probability of the label. `distillation` [B, K'] is added as it is. Averages are over the summed
-    weights of supervised slots.
+    logits [R, Vd], draft_ids int64 [R, C] (-1: outside the draft vocabulary), target_probs [R, C] of the target's
+    likeliest candidates, teacher_logits [R, Vd] of the target itself. 1 - total variation is the acceptance probability
+    of rejection sampling; for a point mass (greedy text) it is the probability of the label. With the L1 of
+    probabilities the chance is 1 - L1 / 2 over the whole draft vocabulary (formats.md §3.2).
     """
     log_probs = candidate_log_probs(logits, draft_ids)
-    known = draft_ids >= 0
-    overlap = torch.minimum(log_probs.exp(), target_probs).sum(dim=-1)  # [B, K']
-    cross_entropy = -(target_probs * torch.where(known, log_probs, 0.0)).sum(dim=-1)
-    per_slot = cross_entropy_weight * cross_entropy + total_variation_weight * (1.0 - overlap)
-    if distillation is not None:
-        per_slot = per_slot + distillation
-    weights = mask * position_weights(mask.shape[-1], decay=decay, device=mask.device)
-    loss = (per_slot * weights).sum() / weights.sum().clamp_min(1.0)
-    accepted = (overlap.detach() * mask).sum(dim=0) / mask.sum(dim=0).clamp_min(1)
-    return BlockLoss(loss, accepted)
+    overlap = torch.minimum(log_probs.exp(), target_probs).sum(dim=-1)
+    cross_entropy = -(target_probs * torch.where(draft_ids >= 0, log_probs, 0.0)).sum(dim=-1)
+    loss = options.cross_entropy_weight * cross_entropy + options.total_variation_weight * (1.0 - overlap)
+    if teacher_logits is None:
+        return loss, overlap.detach()
+    taught = teacher_logits.float().softmax(dim=-1)
+    if options.distillation_weight > 0:
+        entropy = functional.cross_entropy(logits.float(), taught, reduction="none")
+        loss = loss + options.distillation_weight * entropy
+    if options.probability_l1_weight == 0:
+        return loss, overlap.detach()
+    distance = (logits.float().softmax(dim=-1) - taught).abs().sum(dim=-1)
+    return loss + options.probability_l1_weight * distance, (1.0 - 0.5 * distance.detach()).clamp(0.0, 1.0)
+
+
+def hidden_losses(hidden: Tensor, teacher: Tensor) -> Tensor:
+    """Mean absolute difference of normed hidden states [.., N] from the target's that give the same token, [..]."""
+    return (hidden.float() - teacher.float()).abs().mean(dim=-1)
+
+
+def confidence_losses(confidence_logits: Tensor, chances: Tensor) -> Tensor:
+    """Binary cross-entropy of a confidence head's logits against the chances it is to know, both [..]."""
+    return functional.binary_cross_entropy_with_logits(confidence_logits.float(), chances, reduction="none")

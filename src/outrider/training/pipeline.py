@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import pickle
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,15 @@ from outrider.training.dataset import BlockDataset
 from outrider.training.export import export_drafter
 from outrider.training.files import write_whole
 from outrider.training.generate import TextBatch, TextKind, generate_text
+from outrider.training.loop import Scalars, TrainingRun, all_tap_layers, train
 from outrider.training.openings import draw_openings
+from outrider.training.parallel import ALONE, Ranks
+from outrider.training.preflight import Preflight, check_room, count
 from outrider.training.selection import evaluate_greedy, evaluate_sampled
-from outrider.training.trainer import Trainer, TrainingRun, all_tap_layers, train
+from outrider.training.trainer import Trainer
+from outrider.training.warm_start import load_warm_start
 from outrider.weights.loader import Checkpoint, load_checkpoint
+from outrider.weights.locate import locate_drafter
 
 Progress = Callable[[str], None]
 
@@ -52,7 +58,8 @@ def make_text(path: Path, recipe: Recipe, data: Path, *, device: torch.device, p
     """Let the target write the recipe's text and save it to the file `data`; returns what is worth recording."""
     checkpoint, target = open_target(path, recipe, device=device)
     options, started = recipe.generate, time.perf_counter()
-    layers = all_tap_layers([recipe]) if options.keep_taps else ()
+    num_layers = len(target.config.layers)
+    layers = all_tap_layers([recipe], num_target_layers=num_layers) if options.keep_taps else ()
     tokenizer = Tokenizer.from_file(checkpoint.tokenizer_path)
     runner = GridRunner(target, num_sequences=options.batch_sequences, num_positions=options.sequence_tokens)
     batches, categories = generate_text(
@@ -66,6 +73,7 @@ def make_text(path: Path, recipe: Recipe, data: Path, *, device: torch.device, p
     )
     facts = {
         "target_sha256": checkpoint.sha256(),
+        "tokenizer_sha256": _tokenizer_sha256(checkpoint),
         "num_tokens": sum(int(batch.num_valid.sum()) for batch in batches),
         "openings_by_category": categories,
         "seconds": time.perf_counter() - started,
@@ -94,6 +102,53 @@ def read_text(data: Path, *, device: torch.device) -> tuple[dict[str, Any], list
         ) from error
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a run is carried out; nothing here changes what is trained, but for the order of sums."""
+
+    keeping: CheckpointOptions | None = None
+    num_micro_batches: int = 1
+    ranks: Ranks = ALONE
+    scalars: Scalars | None = None
+    chat_sha256: Callable[[], str] | None = None  # of the target's chat template, asked where the text is made of chats
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is set up and has not begun."""
+
+    run: TrainingRun
+    runner: GridRunner
+    dataset: BlockDataset
+    facts: dict[str, Any]  # what the text's file says of itself
+
+    def preflight(self) -> Preflight:
+        """What it will take, counted."""
+        return count(self.run, self.runner, self.dataset)
+
+
+def prepare(path: Path, recipes: list[Recipe], data: Path, *, device: torch.device, options: RunOptions) -> Prepared:
+    """Read text, target and what recipes start from; ConfigError where they do not go together."""
+    _check_alike(recipes)
+    facts, batches = read_text(data, device=device)
+    checkpoint, target = open_target(path, recipes[0], device=device)
+    _check_text(facts, batches, checkpoint, recipes, data)
+    _check_template(facts, options, data)
+    if batches[0].taps is not None:
+        _check_kept_taps(facts, recipes, data, num_target_layers=len(target.config.layers))
+    fitted = recipes[0].optimize
+    parts = options.ranks.shares(fitted.batch_sequences, options.num_micro_batches)
+    dataset = BlockDataset(batches, num_held_out=fitted.num_held_out_sequences, seed=fitted.seed)
+    run = TrainingRun(
+        make_trainers(recipes, target, dataset),
+        num_micro_batches=options.num_micro_batches,
+        ranks=options.ranks,
+        scalars=options.scalars,
+    )
+    num_sequences, num_positions = parts[0].stop - parts[0].start, recipes[0].generate.sequence_tokens
+    return Prepared(run, GridRunner(target, num_sequences=num_sequences, num_positions=num_positions), dataset, facts)
+
+
 def train_drafters(
     path: Path,
     recipes: list[Recipe],
@@ -102,30 +157,44 @@ def train_drafters(
     *,
     device: torch.device,
     progress: Progress,
-    keeping: CheckpointOptions | None = None,
+    options: RunOptions | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Train one drafter a recipe on the same text and export each to out/<name>; returns their records.
 
     All recipes share batches and target passes, so they are compared on equal terms; [generate] and the batch size,
-    steps and seed of [optimize] must therefore agree. With `keeping` the run goes on from its checkpoint, and may stop
-    early: what is exported then is the drafter so far.
+    steps and seed of [optimize] must therefore agree. With `options.keeping` the run goes on from its checkpoint, and
+    may stop early: what is exported then is the drafter so far. Of several processes the first writes and returns.
     """
-    _check_alike(recipes)
-    facts, batches = read_text(data, device=device)
-    checkpoint, target = open_target(path, recipes[0], device=device)
-    if facts["target_sha256"] != checkpoint.sha256():
-        raise ConfigError(f"{data} was written by another target ({facts['target_sha256'][:12]}). Generate it again.")
-    _check_length(batches, recipes, data)
-    if batches[0].taps is not None:
-        _check_kept_taps(facts, recipes, data)
-    options = recipes[0].optimize
-    dataset = BlockDataset(batches, num_held_out=options.num_held_out_sequences, seed=options.seed)
+    options = options or RunOptions()
+    ready = prepare(path, recipes, data, device=device, options=options)
+    counted = ready.preflight()
+    for line in counted.lines():
+        progress(line)
+    folders = [out] if options.keeping is None else [out, options.keeping.file.parent]
+    check_room(counted, [each for each in folders if each.is_dir()], device, say=progress)
+    train_and_keep(ready.run, ready.runner, ready.dataset, ready.facts, keeping=options.keeping, progress=progress)
+    if not ready.run.ranks.is_first:
+        return {}
+    return export_all(ready.run, ready.dataset, ready.facts, out, progress=progress)
+
+
+def make_trainers(recipes: list[Recipe], target: GemmaTarget, dataset: BlockDataset) -> dict[str, Trainer]:
+    """A trainer a recipe, by name, each from where its recipe starts."""
     counts = dataset.token_counts(target.config.vocab_size)
-    run = TrainingRun({recipe.name: Trainer(recipe, target, counts) for recipe in recipes})
-    runner = GridRunner(
-        target, num_sequences=options.batch_sequences, num_positions=recipes[0].generate.sequence_tokens
-    )
-    train_and_keep(run, runner, dataset, facts, keeping=keeping, progress=progress)
+    trainers = {}
+    for recipe in recipes:
+        start = None
+        if recipe.warm_start:
+            declared = recipe.drafter.declared(target.config, name=recipe.name, num_speculative_tokens=1)
+            start = load_warm_start(locate_drafter(recipe.warm_start), declared, target)
+        trainers[recipe.name] = Trainer(recipe, target, counts, start=start)
+    return trainers
+
+
+def export_all(
+    run: TrainingRun, dataset: BlockDataset, facts: dict[str, Any], out: Path, *, progress: Progress
+) -> dict[str, dict[str, Any]]:
+    """Write every drafter with its record; returns the records."""
     records = {}
     for name, trainer in run.trainers.items():
         record = training_record(run, name, dataset, facts)
@@ -156,8 +225,9 @@ def train_and_keep(
     while not run.is_finished:
         until_step = min(num_steps, run.num_steps_done + keeping.every_steps)
         train(run, runner, dataset, until_step=until_step, deadline_s=deadline_s, progress=progress)
-        write_checkpoint(keeping.file, run, text=facts)
-        if time.perf_counter() >= deadline_s:
+        if run.ranks.is_first:
+            write_checkpoint(keeping.file, run, text=facts)
+        if run.num_steps_done < until_step:  # the clock, which all processes asked together
             break
     if not run.is_finished:
         progress(
@@ -177,6 +247,8 @@ def training_record(run: TrainingRun, name: str, dataset: BlockDataset, facts: d
         "num_steps": run.options.num_steps,
         "num_steps_done": run.num_steps_done,
         "finished": run.is_finished,
+        "num_processes": run.ranks.count,
+        "num_micro_batches": run.num_micro_batches,
         "train_seconds": run.seconds,
         "log": run.logs[name],
         "held_out": held_out_figures(trainer, dataset),
@@ -212,17 +284,43 @@ def _check_alike(recipes: list[Recipe]) -> None:
         )
 
 
-def _check_length(batches: list[TextBatch], recipes: list[Recipe], data: Path) -> None:
+def _tokenizer_sha256(checkpoint: Checkpoint) -> str:
+    return hashlib.sha256(checkpoint.tokenizer_path.read_bytes()).hexdigest()
+
+
+def _check_text(
+    facts: dict[str, Any], batches: list[TextBatch], checkpoint: Checkpoint, recipes: list[Recipe], data: Path
+) -> None:
+    """Refuse text that this target did not write, or that these recipes do not read."""
+    if facts["target_sha256"] != checkpoint.sha256():
+        raise ConfigError(f"{data} was written by another target ({facts['target_sha256'][:12]}). Generate it again.")
+    there = facts.get("tokenizer_sha256")  # text of earlier versions does not say
+    if there is not None and there != _tokenizer_sha256(checkpoint):
+        raise ConfigError(
+            f"{data} was made with another tokenizer ({there[:12]}) than {checkpoint.tokenizer_path}. Put back the "
+            "target's own tokenizer.json, or generate the text again."
+        )
     there, here = batches[0].token_ids.shape[1], recipes[0].generate.sequence_tokens
     if there != here:
         raise ConfigError(
             f"{data} has sequences of {there} tokens, but the recipe's sequence_tokens is {here}. Use the recipe that "
             "the text was made with, or generate it again."
         )
+    if not any(bool((batch.first_label < batch.num_valid).any()) for batch in batches):
+        raise ConfigError(f"{data}: no sequence has an answer to train on. Generate text with longer sequence_tokens.")
 
 
-def _check_kept_taps(facts: dict[str, Any], recipes: list[Recipe], data: Path) -> None:
-    wanted = list(all_tap_layers(recipes))
+def _check_template(facts: dict[str, Any], options: RunOptions, data: Path) -> None:
+    there = facts.get("chat_template_sha256")
+    if there is not None and options.chat_sha256 is not None and there != options.chat_sha256():
+        raise ConfigError(
+            f"{data} holds chats written with another template than the target's now, so the drafter would learn texts "
+            "that serving never sees. Put the template back, or generate the text again."
+        )
+
+
+def _check_kept_taps(facts: dict[str, Any], recipes: list[Recipe], data: Path, *, num_target_layers: int) -> None:
+    wanted = list(all_tap_layers(recipes, num_target_layers=num_target_layers))
     kept = facts.get("tap_layers")
     if kept != wanted:
         raise ConfigError(f"{data} holds taps of layers {kept}, but the recipes read {wanted}. Generate it again.")

@@ -66,27 +66,27 @@ def walk(matches: Tensor, first: Tensor, last: Tensor, repeats: Tensor, *, draft
 @torch.no_grad()
 def evaluate_greedy(trainer: Trainer, runner: GridRunner, text: TextBatch) -> list[GreedyWalk]:
     """Simulated cycles at every draft length on held-out greedy text."""
-    shape = trainer.recipe.drafter
-    matches = []
+    shape, matches = trainer.recipe.drafter, []
+    num_tokens = shape.max_draft_length + 1  # the anchor and all drafts
     for token_ids in torch.split(text.token_ids.to(torch.int64), EVAL_SEQUENCES):
         anchors = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)
         taps = runner.taps(token_ids, shape.target_layer_ids)
-        logits = trainer.draft_logits(taps, token_ids, anchors, block_size=shape.block_size)
+        logits = trainer.draft_logits(taps, token_ids, anchors, block_size=num_tokens)
         drafts = trainer.draft_to_target[logits.argmax(dim=-1)]
-        later = torch.arange(1, shape.block_size, device=token_ids.device) + anchors[..., None]
+        later = torch.arange(1, num_tokens, device=token_ids.device) + anchors[..., None]
         inside = later < token_ids.shape[1]
         labels = token_ids.gather(1, later.clamp_max(token_ids.shape[1] - 1).flatten(1)).view_as(drafts)
         matches.append((drafts == labels) & inside)
     joined, repeats = torch.cat(matches).cpu(), inside_repeats(text.token_ids).cpu()
     first, last = (text.first_label.long() - 1).cpu(), (text.num_valid.long() - 1).cpu()
-    return [walk(joined, first, last, repeats, draft_length=n) for n in range(1, shape.block_size)]
+    return [walk(joined, first, last, repeats, draft_length=n) for n in range(1, num_tokens)]
 
 
 @torch.no_grad()
 def evaluate_sampled(trainer: Trainer, runner: GridRunner, text: TextBatch) -> list[float]:
     """Chance that rejection sampling accepts each slot, given those before it, over all anchors of held-out text."""
     shape = trainer.recipe.drafter
-    total = torch.zeros(shape.block_size - 1, device=trainer.device)
+    total = torch.zeros(shape.max_draft_length, device=trainer.device)
     count = torch.zeros_like(total)
     assert text.candidate_ids is not None
     assert text.candidate_probs is not None
@@ -102,9 +102,9 @@ def evaluate_sampled(trainer: Trainer, runner: GridRunner, text: TextBatch) -> l
             text.candidate_probs[rows],
         )
         anchors = torch.arange(part.token_ids.shape[1], device=trainer.device).expand_as(part.token_ids)
-        batch = make_blocks(part, anchors, real[rows], block_size=shape.block_size)
+        batch = make_blocks(part, anchors, real[rows], block_size=shape.max_draft_length + 1)
         taps = runner.taps(batch.token_ids, shape.target_layer_ids)
-        logits = trainer.draft_logits(taps, batch.token_ids, anchors, block_size=shape.block_size)
+        logits = trainer.draft_logits(taps, batch.token_ids, anchors, block_size=shape.max_draft_length + 1)
         draft_probs = candidate_log_probs(logits, trainer.target_to_draft[batch.candidate_ids]).exp()
         overlap = torch.minimum(draft_probs, batch.candidate_probs).sum(dim=-1)
         total += (overlap * batch.label_mask).sum(dim=(0, 1))

@@ -48,7 +48,7 @@ class Checkpoint:
 
     def sha256(self) -> str:
         """Of the GGUF file; of a directory, over config.json and all weight files, which are read for it."""
-        return self.source_sha256 or _directory_sha256(self.source)
+        return self.source_sha256 or directory_sha256(self.source)
 
 
 def load_checkpoint(
@@ -103,7 +103,8 @@ def _load_directory(path: Path, *, without_numbers: bool) -> Checkpoint:
     )
 
 
-def _directory_sha256(path: Path) -> str:
+def directory_sha256(path: Path) -> str:
+    """Of a directory: over config.json and all weight files, which are read for it."""
     digest = hashlib.sha256()
     for file in [path / "config.json", *weight_files(path)]:
         digest.update(f"{file.name} {file_sha256(file)}\n".encode())

@@ -129,3 +129,17 @@ def test_a_record_that_compared_says_itself_whether_drafting_nothing_wins() -> N
     cells = [{**cell, "num_speculative_tokens": n, "is_best": n == 0} for n in (0, 3)]
     told = [[{**cell, "drafter_loses": loses} for cell in cells] for loses in (False, True)]
     assert [readings.losing_cells(of(made.record("sweep", each))) for each in told] == [[], ["made"]]
+
+
+def test_drafters_are_drawn_as_multiples_of_the_baselines_acceptance() -> None:
+    cell = {"drafter": "new", "domain": "code", "temperature": 0.0, "baseline": "old"}
+    summary = [
+        {**cell, "drafter": "old", "mean_acceptance_length": 2.0, "difference": None, "interval": None},
+        {**cell, "mean_acceptance_length": 2.5, "difference": 0.5, "interval": [0.2, 0.8]},
+        {**cell, "domain": "prose", "mean_acceptance_length": 3.0, "difference": 0.0, "interval": None},
+        {**cell, "domain": "none", "mean_acceptance_length": None, "difference": None, "interval": None},
+    ]
+    first, second = readings.against_baseline(of(made.record("train-select", summary)))
+    assert (first.name, first.ratio) == ("code", 1.25)
+    assert first.interval == (1.1, 1.4)
+    assert (second.name, second.ratio, second.interval) == ("prose", 1.0, None)

@@ -54,6 +54,7 @@ def _paired_charts(record: Record) -> Iterator[Chart]:
     floor = readings.noise_floor(record)
     yield from _paired_chart("Paired ratios of speed", readings.effects(record), floor)
     yield from _paired_chart("Draft lengths against the best", readings.against_best(record), floor)
+    yield from _paired_chart("Tokens a cycle is worth, against the baseline", readings.against_baseline(record), None)
 
 
 def _paired_chart(title: str, effects: Sequence[strips.Effect], floor: float | None) -> Iterator[Chart]:

@@ -141,6 +141,21 @@ def against_best(record: Record) -> list[Effect]:
     return found
 
 
+def against_baseline(record: Record) -> list[Effect]:
+    """What a cycle is worth with each drafter as a multiple of the baseline's, with the interval of the difference."""
+    cells = [each for each in record.summaries if each.get("baseline") and each.get("mean_acceptance_length")]
+    cells = [each for each in cells if each.get("difference") is not None]
+    keys = varying(cells, ("drafter", "domain", "temperature"))
+    found = []
+    for cell in cells:
+        base = cell["mean_acceptance_length"] - cell["difference"]
+        ends = cell.get("interval")
+        interval = (1 + ends[0] / base, 1 + ends[1] / base) if ends else None
+        name = ", ".join(shown(key, cell[key]) if key != "temperature" else f"T = {cell[key]:g}" for key in keys)
+        found.append(Effect(name or cell["drafter"], 1 + cell["difference"] / base, interval))
+    return found
+
+
 def paired_ratios(record: Record, summary: Summary) -> tuple[float, ...]:
     """The ratio of each prompt: the summary's own, else from the demo's decode times a token."""
     return tuple(summary.get("prompt_ratios") or _demo_ratios(record.fields["rows"]))

@@ -17,6 +17,7 @@ TITLES = {
     "bench-soak": "A long session",
     "bench-verify": "The ladder of checks",
     "bench-quality": "Answers with and without drafting",
+    "train-select": "Drafters ranked by what a cycle is worth",
 }
 LABELS = {
     "identical": "same text",
