@@ -15,7 +15,7 @@ from outrider.backends.kernel_trace import (
     summarize_parts,
     trace_events,
 )
-from outrider.engine.graphs import NamedGraph
+from outrider.engine.graph_capture import NamedGraph
 
 
 def event(name: str, start: float, duration: float = 1.0, grid: tuple[int, ...] = (1, 1, 1)) -> KernelEvent:

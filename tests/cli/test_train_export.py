@@ -34,7 +34,9 @@ def test_a_drafter_is_written_and_what_was_written_is_said(tmp_path: Path) -> No
     assert config["dtype"] == "float16"
     told = run(GOLDEN / "zlab-dflash" / "drafter", "--layout", "z-lab", "--out", tmp_path / "out")
     assert told.exit_code == 0, told.output
-    assert "in layout z-lab; its reader takes embed_tokens.weight and lm_head.weight of the target" in " ".join(told.stderr.split())
+    assert "in layout z-lab; its reader takes embed_tokens.weight and lm_head.weight of the target" in " ".join(
+        told.stderr.split()
+    )
 
 
 def test_what_a_layout_cannot_say_is_refused(tmp_path: Path) -> None:
