@@ -112,6 +112,12 @@ def test_a_list_of_models_that_is_none_is_said() -> None:
             _ = asked(httpx.Response(200, json={"data": listed})).model
 
 
+def test_a_server_that_lists_no_models_yet_is_quoted() -> None:
+    loading = httpx.Response(503, json={"error": {"message": "the model is loading"}})
+    with pytest.raises(EngineFault, match="HTTP 503: the model is loading"):
+        _ = asked(loading).model
+
+
 @pytest.mark.parametrize(
     ("url", "options", "named"),
     [

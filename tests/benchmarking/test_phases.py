@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,6 +59,48 @@ def test_a_run_may_begin_slow() -> None:
 def test_a_fall_while_it_drifts_is_measured_by_what_was_fast_of_late() -> None:
     levels = [200 * 0.985**at * (0.4 if 20 <= at < 25 else 1.0) for at in range(45)]
     assert spans(levels) == [("fast", 1, 20), ("degraded", 21, 25), ("recovered", 26, 45)]
+
+
+CLIMBING = [0.8, 0.88, 1.02, 0.9, 1.0, 0.86, 0.92, 0.5, 0.39, 0.31, 0.35, 0.45, 0.43, 0.64, 0.53, 0.78, 1.0, 0.74, 1.06]
+CLIMBED = [
+    0.76,
+    1.09,
+    0.8,
+    0.97,
+    1.05,
+    0.75,
+    0.77,
+    0.71,
+    0.97,
+    1.0,
+    0.9,
+    1.0,
+    1.15,
+    1.0,
+    0.9,
+    1.0,
+    1.07,
+    1.13,
+    1.05,
+    1.0,
+]
+
+
+def test_a_fall_that_climbs_back_without_a_jump_ends_where_it_is_back() -> None:
+    """Of a soak on a busy machine."""
+    phases = find_phases(CLIMBING + CLIMBED).phases
+    assert [(phase.name, phase.first, phase.last) for phase in phases] == [
+        ("fast", 1, 7),
+        ("degraded", 8, 16),
+        ("recovered", 17, 39),
+    ]
+    assert phases[1].tokens_per_s < 0.5 < 0.9 < phases[2].tokens_per_s
+
+
+def test_speeds_may_be_any_sequence_of_numbers() -> None:
+    assert find_phases(np.array([221, 214, 218, 222, 230, 103, 59, 62, 62, 212])).phases[2].name == "degraded"
+    with pytest.raises(ValueError, match="speeds above 0"):
+        find_phases([1.0, None])  # type: ignore[list-item]
 
 
 def test_steep_drift_is_no_phase() -> None:

@@ -115,12 +115,7 @@ class ServerClient:
     def model(self) -> str:
         """The name that is asked for; EngineFault if the server cannot be reached or names none."""
         if self._model is None:
-            models = self._models()
-            if not models:
-                raise EngineFault(
-                    f"{self.base_url}/v1/models names no model. Name one with --model, and --api-key if it wants one."
-                )
-            self._model = str(models[0]["id"])
+            self._model = self._first_model()
         return self._model
 
     def complete(self, request: ChatRequest) -> Sample:
@@ -176,6 +171,18 @@ class ServerClient:
         except ValueError:
             value = None
         return response.status_code, value if isinstance(value, dict) else {}
+
+    def _first_model(self) -> str:
+        response = self._get("/v1/models")
+        if response.status_code != 200:
+            hint = "Is it still loading, or does it want another --api-key?"
+            raise EngineFault(
+                f"{self.base_url}/v1/models: HTTP {response.status_code}: {_error_text(response)}. {hint}"
+            )
+        models = self._models()
+        if not models:
+            raise EngineFault(f"{self.base_url}/v1/models names no model. Name one with --model.")
+        return str(models[0]["id"])
 
     def _models(self) -> list[dict[str, Any]]:
         listed = (self.get_json("/v1/models") or {}).get("data")

@@ -75,7 +75,8 @@ def find_phases(rates: Sequence[float]) -> Phases:
     estimated from the smaller differences of neighbours, so that neither drift nor jumps count as noise. ValueError
     for a speed that is not above 0: a request that failed has none, leave it out.
     """
-    if any(not 0 < rate < inf for rate in rates):
+    rates = list(rates)
+    if any(rate is None or not 0 < rate < inf for rate in rates):
         raise ValueError("phases need speeds above 0; leave out requests that have none.")
     if not rates:
         return Phases((), None)
@@ -159,12 +160,28 @@ def _named(rates: Sequence[float], borders: Sequence[int]) -> tuple[Phase, ...]:
     fast: float | None = None
     last = _beside(rates, levels[1])[0]
     names = dict[int, str]()
+    recovered = list[Phase]()  # without a jump: the ends of slow levels that climbed
     for piece in levels:
         begin, end = _beside(rates, piece)
         is_fast = begin > (1 - MIN_STEP) * fast if fast is not None else (end if not names else begin) > last
         names[piece.first] = "degraded" if not is_fast else "recovered" if "fast" in names.values() else "fast"
+        if not is_fast and fast is not None and (climbed := _climbed(rates, piece, (1 - MIN_STEP) * fast)) is not None:
+            recovered.append(_phase("recovered", rates, climbed, piece.last))
+            is_fast = True
         fast, last = end if is_fast else fast, end
-    return tuple(replace(piece, name=names.get(piece.first, piece.name)) for piece in pieces)
+    named = [replace(piece, name=names.get(piece.first, piece.name)) for piece in pieces]
+    ends = {phase.last: phase for phase in recovered}
+    cut = [_phase(p.name, rates, p.first - 1, ends[p.last].first - 1) if p.last in ends else p for p in named]
+    return tuple(sorted([*cut, *recovered], key=lambda phase: phase.first))
+
+
+def _climbed(rates: Sequence[float], piece: Phase, least: float) -> int | None:
+    """Index of the first request of a slow piece from which on it is no longer slow, all the rest together included."""
+    for at in range(piece.first + NUM_NEIGHBOURS - 1, piece.last - NUM_NEIGHBOURS + 1):
+        rest = rates[at : piece.last]
+        if min(statistics.median(rest), statistics.median(rest[:NUM_NEIGHBOURS])) > least:
+            return at
+    return None
 
 
 def _beside(rates: Sequence[float], piece: Phase) -> tuple[float, float]:

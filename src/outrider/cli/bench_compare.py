@@ -61,7 +61,7 @@ def compare(
     chat: Annotated[bool, typer.Option("--chat", help="Send each prompt as a user's message.")] = False,
     model: Annotated[str | None, typer.Option(help="What servers call it; the first they name if left out.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OUTRIDER_API_KEY", help="Sent to servers.")] = None,
-    timeout_s: Annotated[float, typer.Option(help="Seconds that one answer of a server may take.")] = 600.0,
+    timeout_s: Annotated[float, typer.Option(help="Seconds that an answer of a server may keep silent.")] = 600.0,
     target: options.Target = None,
     drafter: options.Drafter = "auto",
     num_speculative_tokens: options.DraftLength = None,
